@@ -34,7 +34,7 @@ from tasks.snapshot import (
     verify,
 )
 from tasks.workspace import OpenWorkspace, StoredWorkspace
-from torpor.control.losses import OWN_FILES, Lost, judge_losses, not_kept, with_home, with_missed
+from torpor.control.losses import USER_FILES, Lost, judge_losses, not_kept, with_home, with_missed
 from torpor.control.remote.agent import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernateReport
@@ -50,7 +50,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.lineage import lineage_of
 from torpor.shared.values import Machine, ObjectKey, SnapshotId, StoredSnapshot
-from torpor.shared.wire.snapshot import Committed, Missed, OwnFiles, PassesOutcome
+from torpor.shared.wire.snapshot import Committed, Missed, PassesOutcome, UserFiles
 
 MAX_PASSES: Final = 10
 """A workspace that still changes in the tenth pass needs a quiesce hook, not an eleventh; all
@@ -110,7 +110,7 @@ class Snapshot:
     end, also after an error. ``guards``: what may keep the machine from being destroyed afterwards;
     None keeps it in any case. ``look``: also look for what the snapshot of a kept machine lacks.
     ``home``: where a user's own files beside the workspace are stored before the machine ends;
-    None keeps the machine for them. ``own``: it is a snapshot of such files."""
+    None keeps the machine for them. ``user_files``: it is a snapshot of such files."""
 
     def __init__(
         self,
@@ -121,19 +121,19 @@ class Snapshot:
         *,
         look: bool = False,
         home: StoredWorkspace | None = None,
-        own: OwnFiles | None = None,
+        user_files: UserFiles | None = None,
     ) -> None:
         self._workspace = workspace
         self._session = session
         self._machine = machine
         self._guards = guards or ()
         self._ends = guards is not None
-        self._looks = (look or self._ends) and own is None
+        self._looks = (look or self._ends) and user_files is None
         self._home = home
         self._beside: Snapshot | None = None
         self._lost = Lost()
         self._remote = RemoteSnapshot(
-            session, workspace.store, workspace.spec, workspace.key, runner().run, own
+            session, workspace.store, workspace.spec, workspace.key, runner().run, user_files
         )
         self._behind: list[str] = []
         self._resume_fault: list[str] = []
@@ -365,13 +365,13 @@ class Snapshot:
         else:
             homes = look_at_homes(self._remote, rented=self._rented, volumes=self._volumes)
             now = judge_losses(homes, self._workspace.spec)
-            if now.own_mark == self._lost.own_mark:
+            if now.user_mark == self._lost.user_mark:
                 return
-            changed = now.own or "those that were there have gone"
+            changed = now.users or "those that were there have gone"
         raise StillChanging(
             f"files beside the workspace came or changed on machine {self._machine.id} after "
             f"torpor had looked at them: {changed}. The machine was not destroyed: hibernate "
-            f"again, or accept the loss of these files: `--accept-lost '{OWN_FILES}'`"
+            f"again, or accept the loss of these files: `--accept-lost '{USER_FILES}'`"
         )
 
     @property
@@ -396,8 +396,8 @@ class Snapshot:
 
     def _begin_beside(self, home: StoredWorkspace) -> Snapshot:
         spec = self._workspace.spec
-        own = OwnFiles(spec.paths, spec.accept_lost, self._rented, list(self._volumes))
-        return Snapshot(home, self._session, self._machine, [], own=own).__enter__()
+        files = UserFiles(spec.paths, spec.accept_lost, self._rented, list(self._volumes))
+        return Snapshot(home, self._session, self._machine, [], user_files=files).__enter__()
 
     def _store(self, passes: int, unusable: Sequence[ObjectKey]) -> PassesOutcome:
         began_unix = time.time()

@@ -39,13 +39,13 @@ from torpor.shared.wire.snapshot import (
     Froze,
     KnownSnapshot,
     ListPacks,
-    OwnFiles,
     PackClaim,
     PassesOutcome,
     Program,
     Quiesce,
     RereadPacks,
     StorePasses,
+    UserFiles,
 )
 
 KNOWN_SNAPSHOTS: Final = 8
@@ -100,7 +100,7 @@ class _PackGrants:
 
 
 class RemoteSnapshot(RemoteRun):
-    """One snapshot of one machine's workspace, from ``begin`` to ``end``. ``own``: of a user's own
+    """One snapshot of one machine's workspace, from ``begin`` to ``end``. ``user_files``: of
     files in a home instead.
 
     Every method may raise AgentLost; the next pass then uses what is already stored. Call one
@@ -114,11 +114,11 @@ class RemoteSnapshot(RemoteRun):
         spec: WorkspaceSpec,
         key: bytes | None,
         run: str,
-        own: OwnFiles | None = None,
+        user_files: UserFiles | None = None,
     ) -> None:
         super().__init__(agent, store, key, run)
         self.spec = spec
-        self._own = own
+        self._user_files = user_files
         self.confirmed: Confirmed | None = None  # the last comparison with the disk
         self._resumed: list[ObjectKey] = []
         self._newest: SnapshotId | None = None
@@ -143,7 +143,7 @@ class RemoteSnapshot(RemoteRun):
                 self._key,
                 [self._known(stored) for stored in known],
                 self.spec.compression,
-                self._own,
+                self._user_files,
             )
         )
         self._resumed = self._still_there(begun.resumable)

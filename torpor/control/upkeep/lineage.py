@@ -114,7 +114,7 @@ def choose_newest(
     if own is not None and own.since is not None:
         lines.check_listed(store, workspace, own.since)
     tips = lines.tips()
-    mine = None if own is None else lines.own_tip(own, tips)
+    mine = None if own is None else lines.job_tip(own, tips)
     of_runs = tips if saves else lines.tips(saves=False)  # an autosave on top makes them no tips
     others = [*of_runs, *(tip for tip in tips if tip not in of_runs)]
     first = [mine] if mine else _given_up_last(of_runs)
@@ -267,7 +267,7 @@ class SnapshotLines:
             and not (one.is_old and not mine.whole and one.stored_unix <= old)
         ]
 
-    def own_tip(self, own: JobLineage, tips: Sequence[StoredState]) -> StoredState | None:
+    def job_tip(self, own: JobLineage, tips: Sequence[StoredState]) -> StoredState | None:
         """The newest of a job's own line: its newest save, or what a machine of the job stored on
         top of that; where that save was deleted, what else its machines stored. None where the
         store has none of it."""

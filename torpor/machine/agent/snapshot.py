@@ -24,13 +24,13 @@ from torpor.machine.agent.known import KnownFiles
 from torpor.machine.agent.losses import LookBehind
 from torpor.machine.agent.machine import machine_id
 from torpor.machine.agent.memory import return_freed
-from torpor.machine.agent.own_files import OwnNamesOnly
 from torpor.machine.agent.passes import Means, Pass, Workers
 from torpor.machine.agent.programs import Programs
 from torpor.machine.agent.resume import Resumption
 from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.agent.state import Index, WorkspaceState
 from torpor.machine.agent.sync import drop_staged
+from torpor.machine.agent.user_files import UserNamesOnly
 from torpor.machine.checkpoint.tree import mark
 from torpor.machine.pipeline.buffers import PackBuffers
 from torpor.machine.pipeline.contents import Contents
@@ -124,7 +124,7 @@ class _Begun(NamedTuple):
     known: KnownFiles
     equality: Equality | None  # None: what the machine held last is not known, or not stored
     ready: Files  # what made an earlier machine ready
-    own: OwnNamesOnly | None  # of a home
+    user_files: UserNamesOnly | None  # of a home
     may_be_empty: bool
 
 
@@ -133,7 +133,7 @@ class _Area(NamedTuple):
 
     roots: list[bytes]
     excluded: Callable[[bytes], bool] | None
-    own: OwnNamesOnly | None  # of a home
+    user_files: UserNamesOnly | None  # of a home
     may_be_empty: bool  # it is unused, and torpor made its directories on this machine
 
 
@@ -204,7 +204,7 @@ class SnapshotRun(AgentRun):
                 raise
         area = self._area(request)
         programs = Programs(self.home, area.roots[0], area.excluded)
-        if area.own is None:
+        if area.user_files is None:
             programs.forget(self._resumption.programs)
         seal = seal_of(request.key)
         effort = Effort(smallest=request.compression.smallest)
@@ -228,20 +228,20 @@ class SnapshotRun(AgentRun):
             known=KnownFiles(request.roots, earlier.usable, earlier.known, resumable, before),
             equality=_equality(earlier.usable, self._line),
             ready=ready_before(own),
-            own=area.own,
+            user_files=area.user_files,
             may_be_empty=area.may_be_empty,
         )
         return self._begun.answer
 
     def _area(self, request: BeginSnapshot) -> _Area:
         """What the request names of this machine's disk."""
-        if request.own is None:
+        if request.user_files is None:
             new = new_directories(self.home)
             used = why_used(self.state, self.home, len(request.known))
             roots = resolve_roots(request.roots, new, not_empty=used)
             may_be_empty = not used and new.issuperset(roots)
             return _Area(roots, compile_excludes(request.exclude), None, may_be_empty)
-        own = OwnNamesOnly(self.home, request.own)
+        own = UserNamesOnly(self.home, request.user_files)
         return _Area([own.root], own.leaves_out, own, may_be_empty=False)
 
     def _earlier(
@@ -497,8 +497,8 @@ class SnapshotRun(AgentRun):
 
     def _walk(self, run: _Begun, call: Call) -> Walk:
         check = partial(self.check, call)
-        if run.own is not None:
-            run.own.look(check)
+        if run.user_files is not None:
+            run.user_files.look(check)
         return walk(run.roots, run.known.held, run.excluded, check)
 
     def _next_pass(self, request: StorePasses, unusable: Sequence[ObjectKey], call: Call) -> Pass:

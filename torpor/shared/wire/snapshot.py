@@ -32,7 +32,7 @@ class SnapshotBegun(msgspec.Struct, frozen=True):
     resumable: list[PackClaim]
 
 
-class OwnFiles(msgspec.Struct, frozen=True):
+class UserFiles(msgspec.Struct, frozen=True):
     """What a user has written in the home of the agent's user, and nothing else of that home.
 
     ``beside``: the directories of the workspace, which are stored apart. The others are as in
@@ -47,9 +47,9 @@ class OwnFiles(msgspec.Struct, frozen=True):
 class BeginSnapshot(BeginsRun[SnapshotBegun], frozen=True):
     """Take the workspace. ``key`` is the workspace key in hex; ``known`` is newest first, at most
     8. Images of programs that no run has frozen are removed, so that no snapshot holds older memory
-    than files. ``own``: the only root is ``~``, and the snapshot holds these files alone; each pass
-    and a confirm look for them, and raise UnsavedWork where some of them may not be stored, or
-    where it is not known."""
+    than files. ``user_files``: the only root is ``~``, and the snapshot holds these files alone;
+    each pass and a confirm look for them, and raise UnsavedWork where some of them may not be
+    stored, or where it is not known."""
 
     op = "snapshot.begin"
     roots: list[str]
@@ -57,7 +57,7 @@ class BeginSnapshot(BeginsRun[SnapshotBegun], frozen=True):
     key: str | None
     known: list[KnownSnapshot]
     compression: Compression = Compression()
-    own: OwnFiles | None = None
+    user_files: UserFiles | None = None
 
 
 class Vanished(msgspec.Struct, frozen=True):
