@@ -84,9 +84,11 @@ def apply_retention(
     """Delete what no rule keeps and is superseded; this needs the proof of a newer snapshot.
     Returns the verdicts, with what stays after all, and what was deleted."""
     wanted = [verdict.snapshot for verdict in verdicts if not verdict.kept]
+    if not wanted:
+        return [*verdicts], []
     succession = Succession.of(opened.store, verified, opened.seal)
     why = f"no rule keeps it since snapshot {verified.snapshot} was verified"
-    deleted, held = succession.end(wanted, why)
+    deleted, held, _ = succession.end(wanted, why)
     for snapshot in deleted:
         tell_of_deletion(opened, snapshot, "retention")
     stays = dict(held)

@@ -18,7 +18,8 @@ from torpor.control.deploy.bases import is_base, shown_name
 from torpor.control.remote.agent import Agent
 from torpor.control.remote.preview import preview
 from torpor.control.remote.snapshot import RemoteSnapshot
-from torpor.control.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
+from torpor.control.safety import Verified, Warrant, read_back, verify_snapshot, warrant_to_destroy
+from torpor.control.upkeep.lineage import SnapshotLines
 from torpor.control.upkeep.superseded import Succession
 from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.values import Machine, ObjectKey, StoredSnapshot, WorkspaceName
@@ -137,21 +138,27 @@ def commit(
 @step("verify", phase="verify", says="verifying {stored.snapshot} in the store")
 def verify(
     opened: StoredWorkspace, snapshot: RemoteSnapshot, stored: StoredSnapshot, machine: str
-) -> Verified:
+) -> tuple[Verified, SnapshotLines | None]:
     """Read the manifest back and compare every pack with what the store says it has. From then on
     the snapshot counts as one of ``machine``. Before it does, what alone holds what it lacks is
-    pinned: the next look goes back to here, and no further."""
+    pinned: the next look goes back to here, and no further. Also returns the lines of the workspace
+    as they were listed for that."""
+    store, seal, lines = opened.store, opened.seal, None
+    read = read_back(store, stored, seal, opened.spec.paths)
     if not is_base(stored.workspace):
-        Succession(opened.store, stored.workspace, opened.seal).hold(stored.snapshot)
+        succession = Succession(store, stored.workspace, seal, has_read=read.found)
+        succession.hold(stored.snapshot)
+        lines = succession.lines
     try:
         verified = verify_snapshot(
-            opened.store,
+            store,
             stored,
-            opened.seal,
+            seal,
             snapshot.reread,
             machine,
             opened.spec.paths,
             current_flow(),
+            read,
         )
     except SnapshotDamaged as error:
         emit(
@@ -164,7 +171,7 @@ def verify(
         )
         raise
     emit(SnapshotVerified(workspace=stored.workspace, snapshot=stored.snapshot, root=verified.root))
-    return verified
+    return verified, lines
 
 
 @step("confirm", phase="confirm", says="comparing the disk with the snapshot")

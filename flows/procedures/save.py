@@ -244,10 +244,12 @@ class Snapshot:
 
     def verify(self) -> Verified:
         """Compare everything in the store with what was committed."""
-        self._verified = verify(self._workspace, self._remote, self._stored, self._machine.id)
+        self._verified, lines = verify(
+            self._workspace, self._remote, self._stored, self._machine.id
+        )
         line = lineage_of(self._verified.manifest)
         self._since = self._since or line.parent  # in a later round, that is of an earlier one
-        others = look_for_work_elsewhere(self._workspace, line, self._since)
+        others = look_for_work_elsewhere(self._workspace, line, self._since, lines)
         self._behind = is_behind(line, others)
         return self._verified
 
