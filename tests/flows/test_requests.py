@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from flows import backup
+from tasks.overview import live_machines, overview
 from tests.fixtures.lab import Lab, make_lab
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
@@ -80,7 +81,7 @@ def stored() -> Iterator[tuple[Lab, Counting]]:
 def test_an_unchanged_backup_sends_few_requests(stored: tuple[Lab, Counting]) -> None:
     lab, store = stored
     run_plainly(lab.opened, backup)
-    assert store.kinds == {"LIST": 23, "GET": 14, "HEAD": 2, "PUT": 2}
+    assert store.kinds == {"LIST": 21, "GET": 14, "HEAD": 2, "PUT": 2}
     _check_read_once(lab, store)
 
 
@@ -89,8 +90,20 @@ def test_an_unchanged_hibernate_sends_few_requests(stored: tuple[Lab, Counting])
     warrant and right before the market is asked."""
     lab, store = stored
     assert hibernate_plainly(lab.opened).destroyed
-    assert store.kinds == {"LIST": 24, "GET": 13, "HEAD": 2, "PUT": 5, "DELETE": 1}
+    assert store.kinds == {"LIST": 20, "GET": 13, "HEAD": 2, "PUT": 5, "DELETE": 1}
     _check_read_once(lab, store)
+
+
+def test_a_look_at_a_workspace_that_is_asleep_sends_few_requests(
+    stored: tuple[Lab, Counting],
+) -> None:
+    """`torpor status` looks at all of them."""
+    lab, store = stored
+    hibernate_plainly(lab.opened)
+    store.asked.clear()
+    (seen,) = overview({"demo": lab.opened}, live_machines, [])
+    assert (seen.state, seen.month_usd is not None) == ("asleep", True)
+    assert store.kinds == {"LIST": 5, "GET": 2}
 
 
 def _check_read_once(lab: Lab, store: Counting) -> None:

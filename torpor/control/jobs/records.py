@@ -271,9 +271,10 @@ class Jobs:
 
     def open(self, unread: Unread | None = None) -> list[Job]:
         """Every job that has not ended, by their turns. ``unread``: as in Records.read_each."""
-        ended = set(self._names("ended"))
+        names = self._names("open")
+        ended = set(self._names("ended")) if names else set()  # after it: what ends meanwhile
         jobs = []
-        for name in self._names("open"):
+        for name in names:
             with left_out(self._key("ended", name), unread):
                 if name in ended and self._records.read(self._key("ended", name)) is not None:
                     continue  # a name alone, which anybody may write, ends no job
