@@ -12,7 +12,7 @@ from flows.procedures.save import (
     MAX_ROUNDS,
     Snapshot,
     back_up,
-    with_held,
+    with_warnings,
 )
 from tasks.autosave import delete_autosaves
 from tasks.flow import flow
@@ -200,4 +200,4 @@ def hibernate_machine(
                 verified = snapshot.save()  # until nothing is new and, after `quiesce`, all rests
                 warrant = snapshot.confirm(verified)  # the disk is as stored; the guards agree
                 snapshot.destroy(opened, warrant)
-    return with_held(snapshot.report(), delete_autosaves(opened, verified))
+    return with_warnings(snapshot.report(), delete_autosaves(opened, verified))

@@ -144,7 +144,7 @@ def delete_autosaves(opened: OpenWorkspace, verified: Verified) -> list[str]:
     return words
 
 
-def held_by_others(
+def pinned_for_others(
     opened: OpenWorkspace, newest: SnapshotId, others: Sequence[StoredState] = ()
 ) -> list[str]:
     """What alone holds what this snapshot lacks, and what the first of the tips ``others`` lack, in

@@ -97,12 +97,12 @@ def back_up(
     report, verified = take_snapshot(opened, session, machine, look=True)
     log_losses(machine, report.lost)
     start_autosave(opened, session, machine)
-    return with_held(report, delete_autosaves(opened, verified)), verified
+    return with_warnings(report, delete_autosaves(opened, verified)), verified
 
 
-def with_held(report: HibernateReport, held: Sequence[str]) -> HibernateReport:
-    """The report with what older saves alone hold, in words."""
-    return msgspec.structs.replace(report, warnings=[*report.warnings, *held])
+def with_warnings(report: HibernateReport, words: Sequence[str]) -> HibernateReport:
+    """The report with these words, such as what older saves alone hold."""
+    return msgspec.structs.replace(report, warnings=[*report.warnings, *words])
 
 
 class Snapshot:

@@ -150,7 +150,7 @@ class RemoteSnapshot(RemoteRun):
 
     def walk(self) -> PassesOutcome:
         """Have the machine look for what is new, and store nothing."""
-        return self._held(self._store_request(1))
+        return self._call_resuming(self._store_request(1))
 
     def store(
         self, passes: int, unusable: Sequence[ObjectKey] = (), on_event: OnEvent = None
@@ -178,7 +178,7 @@ class RemoteSnapshot(RemoteRun):
             [*programs],
             criu,
         )
-        froze = self._held(request).programs
+        froze = self._call_resuming(request).programs
         if [program.job for program in froze] != [program.job for program in programs]:
             raise hostile(self.machine, "names other programs than it was asked to freeze")
         return froze
@@ -186,7 +186,7 @@ class RemoteSnapshot(RemoteRun):
     def unusable_packs(self) -> list[ObjectKey]:
         """Packs that the manifest must not name. The grant for the manifest is signed first: see
         ``UsablePacks``."""
-        claims = self._held(ListPacks(self.run)).packs
+        claims = self._call_resuming(ListPacks(self.run)).packs
         if any(not is_pack_of(self.spec.name, claim.key) for claim in claims):
             raise MachineError(
                 f"machine {self.machine} names packs that are none of workspace {self.spec.name}: "
@@ -202,7 +202,7 @@ class RemoteSnapshot(RemoteRun):
             raise RuntimeError("commit comes after unusable_packs, and nothing between them")
         leave = self._leave
         self._tried = leave.snapshot
-        committed = self._held(
+        committed = self._call_resuming(
             Commit(
                 self.run,
                 leave.snapshot,
@@ -227,19 +227,23 @@ class RemoteSnapshot(RemoteRun):
         """What is on the machine and not in the snapshot; ``wait_s`` 0 only begins to look.
         ``volumes``: where its provider mounted what outlives it."""
         accepted = self.spec.accept_lost
-        return self._held(LookForLosses(self.run, accepted, rented, whole, wait_s, list(volumes)))
+        return self._call_resuming(
+            LookForLosses(self.run, accepted, rented, whole, wait_s, list(volumes))
+        )
 
     def homes(self, *, rented: bool, volumes: Sequence[str] = ()) -> Losses:
         """What a user has written in a home until now; the others are as in ``losses``."""
-        return self._held(LookAtHomes(self.run, self.spec.accept_lost, rented, list(volumes)))
+        return self._call_resuming(
+            LookAtHomes(self.run, self.spec.accept_lost, rented, list(volumes))
+        )
 
     def reread(self, grants: Sequence[Grant]) -> list[ObjectKey]:
         """Have the machine read packs whole; returns those that are not as written."""
-        return self._held(RereadPacks(self.run, list(grants))).wrong
+        return self._call_resuming(RereadPacks(self.run, list(grants))).wrong
 
     def confirm(self) -> Confirmed:
         """Compare the machine's disk with what was committed."""
-        self.confirmed = self._held(Confirm(self.run, self.spec.may_change))
+        self.confirmed = self._call_resuming(Confirm(self.run, self.spec.may_change))
         return self.confirmed
 
     def end(self, *, committed: bool, kept: bool = True) -> str:
