@@ -319,7 +319,7 @@ def _handed_over(
 
 def _hibernate(one: Watched, asked: _Opened, faults: list[Exception]) -> Watched:
     """Begin to hibernate the machine of this row, if it is to be."""
-    if not (one.over or one.idle):
+    if not (one.over or one.hibernates):
         return one
     block = asked.named[one.workspace][0]
     if one.over:

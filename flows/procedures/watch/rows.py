@@ -114,13 +114,13 @@ def not_there(
 def kept_in_doubt(one: Watched, doubt: str) -> Watched:
     """Kept, where a record of its workspace cannot be read: it may say that the machine works.
     ``doubt``: which record, and why; empty without one."""
-    if not doubt or not (one.idle or one.over):
+    if not doubt or not (one.hibernates or one.over):
         return one
     step = f"it is kept, because not all that is on record of its workspace can be read: {doubt}"
     if one.over:
         step = f"{one.over}: {step}"
         runner().log.warning("machine %s was not hibernated: %s", one.machine, step)
-    return msgspec.structs.replace(one, next_step=step, idle=False, over="")
+    return msgspec.structs.replace(one, next_step=step, hibernates=False, over="")
 
 
 def is_missing(finding: Finding) -> bool:

@@ -163,8 +163,8 @@ class Autosaver:
             return True
         if self._trigger.saves_now:
             return False
-        is_idle = self._trigger.is_over and not self._is_for_a_command()
-        return self._is_leaving or (is_idle and self._is_written)
+        is_unneeded = self._trigger.is_over and not self._is_for_a_command()
+        return self._is_leaving or (is_unneeded and self._is_written)
 
     @property
     def _is_leaving(self) -> bool:
