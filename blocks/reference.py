@@ -11,11 +11,12 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from difflib import get_close_matches
-from typing import Annotated, Any, Final, TypeVar, cast
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, cast
 
 import httpx
 from prefect.blocks.core import Block
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import BlockDocument
 from prefect.exceptions import PrefectHTTPStatusError
 from pydantic import BeforeValidator, ValidationError
 
@@ -31,19 +32,32 @@ LOGOS: Final = (
 )
 """The pictures of Prefect's own blocks, at one commit, so they cannot change or move."""
 
-_loaded: ContextVar[dict[Hashable, Any] | None] = ContextVar("loaded", default=None)
+
+class _Loading(NamedTuple):
+    """``found``: what was read. ``ahead``: the types of which no block was asked for yet."""
+
+    found: dict[Hashable, Any]
+    ahead: set[type[Block]]
+
+
+_loading: ContextVar[_Loading | None] = ContextVar("loading", default=None)
 _NAMED: Final = 5  # names, in an error
 _PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,253}[a-z0-9])?")
 
 
 @contextmanager
-def loading_once() -> Iterator[None]:
-    """Ask the server once for each block meanwhile: many workspaces name the same store."""
-    token = _loaded.set({})
+def loading_once(*ahead: type[Block]) -> Iterator[None]:
+    """Ask the server once for each block meanwhile: many workspaces name the same store. The first
+    block of a type in ``ahead`` brings all saved ones of the type by one request. Such a type has
+    no secrets, which the server would not send. Within another such look it is that one."""
+    if _loading.get() is not None:
+        yield
+        return
+    token = _loading.set(_Loading({}, {*ahead}))
     try:
         yield
     finally:
-        _loaded.reset(token)
+        _loading.reset(token)
 
 
 def load(reference: str, kinds: Sequence[type[BlockT]], *, of: str) -> BlockT:
@@ -65,17 +79,34 @@ def load(reference: str, kinds: Sequence[type[BlockT]], *, of: str) -> BlockT:
 
 def load_named(kind: type[BlockT], name: str, *, of: str) -> BlockT:
     """The block of exactly this type and name; InvalidInput if it is missing or damaged."""
+    loading = _loading.get()
+    if loading is not None and kind in loading.ahead:
+        loading.ahead.remove(kind)
+        loading.found.update(_all_usable(kind))
     return loaded_once((kind, name), lambda: _load(kind, name, of))
 
 
 def loaded_once(key: Hashable, read: Callable[[], ReadT]) -> ReadT:
     """What ``read`` returns; within loading_once(), what it returned for the same ``key``."""
-    loaded = _loaded.get()
-    if loaded is None:
+    loading = _loading.get()
+    if loading is None:
         return read()
-    if key not in loaded:
-        loaded[key] = read()
-    return cast(ReadT, loaded[key])
+    if key not in loading.found:
+        loading.found[key] = read()
+    return cast(ReadT, loading.found[key])
+
+
+def _all_usable(kind: type[BlockT]) -> dict[Hashable, BlockT]:
+    """The saved blocks of this type. One that cannot be used is not among them: whoever loads it
+    gets the error. So it is with all of them where the server does not answer."""
+    found: dict[Hashable, BlockT] = {}
+    with suppress(PrefectHTTPStatusError, httpx.TransportError):
+        for document in _documents(kind):
+            with suppress(ValueError, TypeError, RuntimeError):
+                block = kind._from_block_document(document)
+                if document.name and type(block) is kind:
+                    found[kind, document.name] = block
+    return found
 
 
 def _load(kind: type[BlockT], name: str, of: str) -> BlockT:
@@ -132,17 +163,21 @@ def load_all(kind: type[BlockT], *, of: str = "this installation") -> list[Block
 
 def saved_names(kind: type[Block]) -> list[str]:
     """The name of every saved block of this type."""
+    return [one.name for one in _documents(kind) if one.name]
+
+
+def _documents(kind: type[Block]) -> list[BlockDocument]:
+    """Every saved block of this type, without its secrets."""
     with get_client(sync_client=True) as client:
         try:
             # A Prefect server answers with all of them, whatever limit or offset it is asked for.
-            documents = client.read_block_documents_by_type(
+            return client.read_block_documents_by_type(
                 kind.get_block_type_slug(), include_secrets=False
             )
         except PrefectHTTPStatusError as error:
             if error.response.status_code != httpx.codes.NOT_FOUND:
                 raise
             return []  # a server that no block of this type was ever saved at
-    return [one.name for one in documents if one.name]
 
 
 def faults(invalid: ValidationError) -> str:

@@ -21,6 +21,7 @@ from blocks.reference import (
     load,
     load_all,
     load_named,
+    loaded_once,
     saved_names,
 )
 from blocks.ssh_identity import SSHIdentity
@@ -357,7 +358,7 @@ class Workspace(Block):
 
     def open_store(self, on_away: Callable[[Away], None] | None = None) -> S3Store:
         """Its object store, ready to use; raises InvalidInput. ``on_away`` hears of its waits."""
-        return self._store().open(on_away)
+        return loaded_once(("open", self.store, on_away), lambda: self._store().open(on_away))
 
     def store_price(self) -> StorePrice | None:
         """What its object store costs; None if unknown."""

@@ -12,7 +12,7 @@ from deployments.installation import Installation
 from deployments.schedules import WATCH
 from tasks.own_deployments import read_own
 
-Idle = Literal["hibernate", "report", "off"]
+IdleChoice = Literal["hibernate", "report", "off"]
 
 QUESTION: Final = (
     "watch can look at all machines every two minutes. What becomes of an idle one?\n"
@@ -20,7 +20,7 @@ QUESTION: Final = (
     "  report     say so, and leave it\n"
     "  off        nobody looks: nothing is hibernated, and no job continues by itself\n"
 )
-SAYS: Final[dict[Idle, str]] = {
+SAYS: Final[dict[IdleChoice, str]] = {
     "hibernate": "watch hibernates machines that are idle by the rules of their Workspace block",
     "report": "watch reports idle machines, and hibernates none",
     "off": "nobody looks at machines: an idle one costs money until you hibernate it",
@@ -35,16 +35,16 @@ def is_chosen(installation: Installation) -> bool:
         return any(one.active for one in read_own(client, WATCH).schedules)
 
 
-def chosen(installation: Installation) -> Idle | None:
+def chosen(installation: Installation) -> IdleChoice | None:
     """The answer that was given here; None where none was."""
     try:
         said = _file(installation).read_text().strip()
     except OSError:
         return None
-    return next((idle for idle in get_args(Idle) if idle == said), None)
+    return next((idle for idle in get_args(IdleChoice) if idle == said), None)
 
 
-def choose(installation: Installation, idle: Idle) -> None:
+def choose(installation: Installation, idle: IdleChoice) -> None:
     """Switch the schedule of `watch`, and say what its runs do with idle machines."""
     with get_client(sync_client=True) as client:
         watch = read_own(client, WATCH)
@@ -60,7 +60,7 @@ def choose(installation: Installation, idle: Idle) -> None:
         _file(installation).write_text(f"{idle}\n")
 
 
-def ask() -> Idle:
+def ask() -> IdleChoice:
     """The answer of whoever is at the terminal; nothing typed means report."""
     print(QUESTION, end="")
     while True:
@@ -68,9 +68,9 @@ def ask() -> Idle:
             answer = input("hibernate, report or off [report]: ").strip().lower() or "report"
         except EOFError:
             answer = "off"
-        fitting = [idle for idle in get_args(Idle) if idle.startswith(answer)]
+        fitting = [idle for idle in get_args(IdleChoice) if idle.startswith(answer)]
         if len(fitting) == 1:
-            chosen: Idle = fitting[0]
+            chosen: IdleChoice = fitting[0]
             return chosen
 
 

@@ -62,7 +62,7 @@ from deployments.installation import (
     prefect_file,
     secret_file,
 )
-from deployments.lost_parameters import remove_lost_parameters
+from deployments.older_parameters import renew_parameters
 from deployments.parent import see_that_they_run
 from deployments.record_signing import sign_stores
 from deployments.schedules import OFFERED, WATCH, offer_schedules
@@ -398,7 +398,7 @@ def deploy(installation: Installation, written: Written | None = None) -> Deploy
                 pool = _pool_of(there, content)
                 client.update_deployment(there.id, DeploymentUpdate(**pool))
                 done.moved.append(f"deployment {name}")
-        for words in remove_lost_parameters(client, schemas):
+        for words in renew_parameters(client, schemas):
             print(words)
     if missing:
         _deploy({**content, "deployments": missing})

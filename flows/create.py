@@ -26,8 +26,8 @@ def create(
     gpu: str = "",
     regions: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
     job: str = "",
-    most_usd: Annotated[float, Field(ge=0, le=1e6)] = 0.0,
-    max_price_usd_h: Annotated[float | None, Field(ge=0)] = None,
+    max_usd: Annotated[float, Field(ge=0, le=1e6)] = 0.0,
+    agreed_usd_h: Annotated[float | None, Field(ge=0)] = None,
 ) -> CreateReport:
     """Rent an empty machine for a workspace, to log in and work on. The workspace's directories are
     made there.
@@ -39,13 +39,13 @@ def create(
         regions: The regions to rent in this time. Empty: those of the block.
         job: The id of the job that begins on the machine next. `watch` hibernates a machine that
             nothing has run on, if that job never began. Empty: it is rented for a person.
-        most_usd: What that job may cost. Only a machine that this pays for is rented. 0: no limit
+        max_usd: What that job may cost. Only a machine that this pays for is rented. 0: no limit
             but the budgets of the workspace.
-        max_price_usd_h: What the machine may cost by the hour this time, in USD. Empty: the limit
-            of the block.
+        agreed_usd_h: What the machine may come to by the hour, in USD, as a person has agreed.
+            Empty: nobody was asked, and the limit of the block holds.
     """
-    change = WantChange(gpu=gpu.strip(), regions=regions, max_price_usd_h=max_price_usd_h)
-    opened = for_job(open_workspace(workspace).wanting(change), job, most_usd).freezing
+    change = WantChange(gpu=gpu.strip(), regions=regions, agreed_usd_h=agreed_usd_h)
+    opened = for_job(open_workspace(workspace).wanting(change), job, max_usd).freezing
     probe_store(opened)
     spec, freezer = opened.spec, Freezer()
     programs: list[str] = []

@@ -33,7 +33,7 @@ def deploy(
     full_check: bool = True,
     environment_days: Annotated[float, Field(ge=1, le=3660)] = 30.0,
     accept_paths: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
-    max_price_usd_h: Annotated[float | None, Field(ge=0)] = None,
+    agreed_usd_h: Annotated[float | None, Field(ge=0)] = None,
 ) -> DeployReport:
     """Start a server on the workspace's machine, or on a new one, until it has answered a request.
 
@@ -51,12 +51,12 @@ def deploy(
         environment_days: Delete stored environments that no deploy has used for so many days.
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore on a new machine all the same. Without them such a snapshot is refused.
-        max_price_usd_h: What a new machine may cost by the hour, in USD. Empty: the limit of the
-            block.
+        agreed_usd_h: What a new machine may come to by the hour, in USD, as a person has agreed.
+            Empty: nobody was asked, and the limit of the block holds.
     """
     with phase_named_in_errors("the deploy failed"):
         opened = open_workspace(workspace).accepting(accept_paths)
-        opened = opened.wanting(WantChange(max_price_usd_h=max_price_usd_h))
+        opened = opened.wanting(WantChange(agreed_usd_h=agreed_usd_h))
         wanted = open_stack(stack)
         wanted.check(strategy_named(strategy))
         probe_store(opened)

@@ -12,7 +12,7 @@ from flows.procedures.save import (
     MAX_ROUNDS,
     Snapshot,
     back_up,
-    with_held,
+    with_warnings,
 )
 from tasks.autosave import delete_autosaves
 from tasks.flow import flow
@@ -153,7 +153,7 @@ def _preview(
         price_usd_h=price_usd_h,
         storage_usd_month=None if price is None else price.usd_month(stored_bytes),
         keeps=[*keeps, *_job(opened, machine), *lost.keep, *unfrozen] if destroys else [],
-        yours=lost.own,
+        yours=lost.users,
         lost=lost.lines,
         programs=programs,
     )
@@ -200,4 +200,4 @@ def hibernate_machine(
                 verified = snapshot.save()  # until nothing is new and, after `quiesce`, all rests
                 warrant = snapshot.confirm(verified)  # the disk is as stored; the guards agree
                 snapshot.destroy(opened, warrant)
-    return with_held(snapshot.report(), delete_autosaves(opened, verified))
+    return with_warnings(snapshot.report(), delete_autosaves(opened, verified))

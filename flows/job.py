@@ -58,9 +58,8 @@ def job(
     nodes: Annotated[int, Field(ge=1, le=MOST_MACHINES)] = 1,
     gpu: str = "",
     image: str = "",
-    max_price_usd_h: Annotated[float | None, Field(ge=0)] = None,
-    most_hours: Annotated[float, Field(ge=0, le=24 * 366)] = 0.0,
-    most_usd: Annotated[float, Field(ge=0, le=1e6)] = 0.0,
+    max_hours: Annotated[float, Field(ge=0, le=24 * 366)] = 0.0,
+    max_usd: Annotated[float, Field(ge=0, le=1e6)] = 0.0,
     job: str = "",
 ) -> JobReport:
     """Run a command on the workspace's machine until it ends, then hibernate.
@@ -92,11 +91,9 @@ def job(
         gpu: The GPUs to rent for it, in order of preference, as in the Workspace block. Empty:
             those of the block.
         image: The image of the machines that are rented for it. Empty: that of the block.
-        max_price_usd_h: What each machine that is rented for it may cost by the hour, in USD. The
-            job waits while none costs so little. Empty: the limit of the block.
-        most_hours: How long the command may run, in all attempts together. Then it is stopped, and
+        max_hours: How long the command may run, in all attempts together. Then it is stopped, and
             its work stored. 0: no limit.
-        most_usd: What its machines may cost. The command is stopped in time to store its work. 0:
+        max_usd: What its machines may cost. The command is stopped in time to store its work. 0:
             no limit but the budgets of the workspace.
         job: The id of a job to continue, without a command. With one: the id that the new job gets,
             where a machine was rented for it; no other run begins a job of that id. Empty: begin a
@@ -126,9 +123,8 @@ def job(
             nodes=nodes,
             gpu=gpu.strip(),
             image=image.strip(),
-            max_price_usd_h=max_price_usd_h,
-            most_hours=most_hours,
-            most_usd=most_usd,
+            max_hours=max_hours,
+            max_usd=max_usd,
             created_unix=time.time(),
             begun_by=runner().run,
         )
@@ -193,7 +189,7 @@ def _wait_for_turn(driver: Driver) -> None:
     """Jobs of one workspace run one after the other. This run drives one that nobody drives."""
     first = driver.wait_for_turn()
     if first is not None:
-        with driver.standing_in_for(first):
+        with driver.driving_for(first):
             drive(open_workspace(first.block), first, driven_for=driver.job.id)
 
 

@@ -33,7 +33,7 @@ def replicate(
     accept_paths: list[str] = [],  # noqa: B006
     gpu: str = "",
     regions: list[str] = [],  # noqa: B006
-    max_price_usd_h: Annotated[float | None, Field(ge=0)] = None,
+    agreed_usd_h: Annotated[float | None, Field(ge=0)] = None,
 ) -> ReplicateReport:
     """Restore one snapshot on many machines at once, byte for byte.
 
@@ -54,12 +54,12 @@ def replicate(
         gpu: The GPUs for these machines, in order of preference, as in the Workspace block. Empty:
             those of the block.
         regions: The regions to rent in this time. Empty: those of the block.
-        max_price_usd_h: What each machine may cost by the hour this time, in USD. Empty: the limit
-            of the block.
+        agreed_usd_h: What each machine may come to by the hour, in USD, as a person has agreed.
+            Empty: nobody was asked, and the limit of the block holds.
     """
     request = FleetRequest(count, spares, machines, full_check)
     tracker = PartTracker(peers, request.total)
-    change = WantChange(gpu=gpu.strip(), regions=regions, max_price_usd_h=max_price_usd_h)
+    change = WantChange(gpu=gpu.strip(), regions=regions, agreed_usd_h=agreed_usd_h)
     opened = open_workspace(workspace).accepting(accept_paths).wanting(change)
     with branch():  # the steps of each machine follow these in Prefect's graph
         probe_store(opened)

@@ -45,8 +45,8 @@ def wake(
     gpu: str = "",
     regions: list[str] = [],  # noqa: B006
     job: str = "",
-    most_usd: Annotated[float, Field(ge=0, le=1e6)] = 0.0,
-    max_price_usd_h: Annotated[float | None, Field(ge=0)] = None,
+    max_usd: Annotated[float, Field(ge=0, le=1e6)] = 0.0,
+    agreed_usd_h: Annotated[float | None, Field(ge=0)] = None,
 ) -> WakeReport | OffersReport:
     """Restore a workspace on a new machine, byte for byte.
 
@@ -65,19 +65,19 @@ def wake(
         regions: The regions to rent in this time. Empty: those of the block.
         job: The id of the job that begins on the machine next. `watch` hibernates a machine that
             nothing has run on, if that job never began. Empty: it is rented for a person.
-        most_usd: What that job may cost. Only a machine that this pays for is rented. 0: no limit
+        max_usd: What that job may cost. Only a machine that this pays for is rented. 0: no limit
             but the budgets of the workspace.
-        max_price_usd_h: What the machine may cost by the hour this time, in USD. Empty: the limit
-            of the block.
+        agreed_usd_h: What the machine may come to by the hour, in USD, as a person has agreed.
+            Empty: nobody was asked, and the limit of the block holds.
     """
-    change = WantChange(gpu=gpu.strip(), regions=regions, max_price_usd_h=max_price_usd_h)
+    change = WantChange(gpu=gpu.strip(), regions=regions, agreed_usd_h=agreed_usd_h)
     if machine and (change != WantChange() or job):
         raise InvalidInput(
-            f"a wake on {machine} rents nothing: leave `gpu`, `regions` and `job` empty, or "
-            "`machine`"
+            f"a wake on {machine} rents nothing: leave `gpu`, `regions`, `agreed_usd_h` and `job` "
+            "empty, or `machine`"
         )
     opened = open_workspace(workspace).accepting(accept_paths).wanting(change)
-    opened = for_job(opened, job, most_usd)
+    opened = for_job(opened, job, max_usd)
     probe_store(opened)
     if dry_run:
         return _offers(opened, snapshot, machine)

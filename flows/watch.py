@@ -110,7 +110,7 @@ def watch(
     report = _report(look, watched, jobs)
     observation = Observation(
         report=report,
-        standing=look.standing,
+        at_markets=look.at_markets,
         budgets=look.budgets if look.handed_over else None,
         newest=look.newest,
         named=asked.named,
@@ -170,7 +170,7 @@ class _Look(NamedTuple):
     ``unread``: of which workspaces something could not be read; ``doubtful``: those of which that
     may have said that a machine works."""
 
-    standing: AllMachines
+    at_markets: AllMachines
     newest: dict[WorkspaceName, float | None]
     costs: Overviews
     jobs: list[JobSeen]
@@ -205,28 +205,28 @@ def _look(asked: _Opened, backup_hours: float, faults: list[Exception], *, dry_r
     machines that have gone, free the slots of lost runs, renew deadlines, and give machines what
     they need to save by themselves."""
     opened = asked.workspaces
-    standing = list_all_machines([*opened.values()])
+    at_markets = list_all_machines([*opened.values()])
     newest, troubles = newest_snapshots(opened)
     if not dry_run:
-        standing = close_gone(standing, [*opened.values()], newest)
-    costs = look_once_more(asked.blocks, standing.of)
+        at_markets = close_gone(at_markets, [*opened.values()], newest)
+    costs = look_once_more(asked.blocks, at_markets.of)
     if not dry_run:
         _free_slots(asked.blocks, faults)  # first: a run that is stuck is not one that waits
     jobs, unread_jobs = see_jobs(opened)
     with_job = {one.job.workspace for one in jobs}
-    handed_over = _handed_over(standing, opened)
+    handed_over = _handed_over(at_markets, opened)
     missed, unread_backups = missed_backups(handed_over, backup_hours)
     if not dry_run:
-        _renew(standing, opened, faults)
+        _renew(at_markets, opened, faults)
     over, budgets = over_budget(handed_over, [*opened.values()])
-    looks = _submit_looks(asked, standing, opened.keys() - with_job if not dry_run else ())
+    looks = _submit_looks(asked, at_markets, opened.keys() - with_job if not dry_run else ())
     stored = [name for name, made_unix in newest.items() if made_unix is not None]
-    doubtful = {**standing.unread, **unread_jobs}
+    doubtful = {**at_markets.unread, **unread_jobs}
     left = see_left(
-        standing.findings, opened, asked.named, stored, with_job, asked.differences, doubtful
+        at_markets.findings, opened, asked.named, stored, with_job, asked.differences, doubtful
     )
     return _Look(
-        standing,
+        at_markets,
         newest,
         costs,
         jobs,
@@ -236,13 +236,13 @@ def _look(asked: _Opened, backup_hours: float, faults: list[Exception], *, dry_r
         over,
         [(one, seen(look)) for one, look in looks],
         left,
-        {**standing.unread, **troubles, **unread_jobs, **unread_backups},
+        {**at_markets.unread, **troubles, **unread_jobs, **unread_backups},
         doubtful,
     )
 
 
 def _submit_looks(
-    asked: _Opened, standing: AllMachines, saving: Collection[WorkspaceName]
+    asked: _Opened, at_markets: AllMachines, saving: Collection[WorkspaceName]
 ) -> list[tuple[Finding, StepFuture[MachineLook]]]:
     """Begin to look at the machines in use, which takes minutes for one that hangs. Those of the
     workspaces that are ``saving`` get what they need to save by themselves."""
@@ -250,7 +250,7 @@ def _submit_looks(
         name: most_frequent_saves([asked.blocks[of] for of in asked.named[name]]) for name in saving
     }
     looks = []
-    for one in standing.findings:
+    for one in at_markets.findings:
         if one.kind == "in use" and one.machine and one.rental:
             name = _name(one)
             look = look_at.submit(asked.workspaces[name], one.machine, one.rental, saves.get(name))
@@ -275,7 +275,7 @@ def _rows(asked: _Opened, look: _Look, *, dry_run: bool, only_report: bool) -> l
             in_use(opened[_name(one)], one, found, look.newest, look.over, dry_run, only_report)
             for one, found in look.used
         ),
-        *not_there(look.standing, opened, look.newest, look.over),
+        *not_there(look.at_markets, opened, look.newest, look.over),
     ]
     watched += asleep(opened, look.newest, {one.workspace for one in watched}, look.with_job)
     return [
@@ -292,13 +292,13 @@ def _report(look: _Look, watched: list[Watched], jobs: list[WatchedJob]) -> Watc
     row of its own."""
     in_table = {id(one) for one, _ in look.used}
     findings = [
-        one for one in look.standing.findings if id(one) not in in_table and not is_missing(one)
+        one for one in look.at_markets.findings if id(one) not in in_table and not is_missing(one)
     ]
     return WatchReport(
         at_unix=time.time(),
         watched=sorted(watched, key=lambda one: (one.kind == "off", one.workspace)),
         findings=findings,
-        silent=[*look.standing.silent],
+        silent=[*look.at_markets.silent],
         jobs=jobs,
         unread=look.budgets.unread,
         left=look.left,
@@ -307,9 +307,9 @@ def _report(look: _Look, watched: list[Watched], jobs: list[WatchedJob]) -> Watc
 
 
 def _handed_over(
-    standing: AllMachines, opened: dict[WorkspaceName, OpenWorkspace]
+    at_markets: AllMachines, opened: dict[WorkspaceName, OpenWorkspace]
 ) -> list[tuple[OpenWorkspace, Rental]]:
-    rentals = [one.rental for one in standing.findings if one.rental]
+    rentals = [one.rental for one in at_markets.findings if one.rental]
     return [
         (opened[rental.label.workspace], rental)
         for rental in rentals
@@ -319,7 +319,7 @@ def _handed_over(
 
 def _hibernate(one: Watched, asked: _Opened, faults: list[Exception]) -> Watched:
     """Begin to hibernate the machine of this row, if it is to be."""
-    if not (one.over or one.idle):
+    if not (one.over or one.hibernates):
         return one
     block = asked.named[one.workspace][0]
     if one.over:
@@ -328,14 +328,14 @@ def _hibernate(one: Watched, asked: _Opened, faults: list[Exception]) -> Watched
 
 
 def _renew(
-    standing: AllMachines, opened: dict[WorkspaceName, OpenWorkspace], faults: list[Exception]
+    at_markets: AllMachines, opened: dict[WorkspaceName, OpenWorkspace], faults: list[Exception]
 ) -> None:
     """The machines that stop themselves when the control side is gone go on, also those on which a
     run works that has not handed them over: a long restore, a drill. Those of which nobody can read
     whether they are in use go on too."""
     of = {name: one for one in opened.values() for name in names_of(one.spec.name)}
-    used = [one.machine for one in standing.findings if one.kind in ("in use", "unfinished")]
-    for machine in (*filter(None, used), *standing.unjudged):
+    used = [one.machine for one in at_markets.findings if one.kind in ("in use", "unfinished")]
+    for machine in (*filter(None, used), *at_markets.unjudged):
         if machine.label is None:
             continue
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -22,7 +22,7 @@ from torpor.control.safety import Verified
 from torpor.control.store.marks import COMMIT_S
 from torpor.control.upkeep.autosaves import delete_superseded, thin
 from torpor.control.upkeep.lineage import StoredState
-from torpor.control.upkeep.pins import holds
+from torpor.control.upkeep.pins import Pin, holds
 from torpor.control.upkeep.superseded import Succession
 from torpor.shared.errors import TorporError
 from torpor.shared.format.names import manifest_key
@@ -130,6 +130,7 @@ def ask_to_end(opened: StoredWorkspace, session: Agent) -> None:
 def delete_autosaves(opened: OpenWorkspace, verified: Verified) -> list[str]:
     """Delete the autosaves whose work the verified snapshot has, and pin what alone holds what it
     lacks; returns what torpor has pinned, in words. What fails here fails no run."""
+    ended = None
     try:
         ended = delete_superseded(opened.store, verified, opened.seal)
     except TorporError as error:
@@ -137,25 +138,26 @@ def delete_autosaves(opened: OpenWorkspace, verified: Verified) -> list[str]:
     else:
         _tell(opened, ended.deleted, f"snapshot {verified.snapshot} is verified and")
         words = []
-    words += _held(opened, verified.snapshot)
+    words += _pinned(opened, verified.snapshot, ended and ended.holds)
     for line in words:
         runner().log.warning("%s", line)
     return words
 
 
-def held_by_others(
+def pinned_for_others(
     opened: OpenWorkspace, newest: SnapshotId, others: Sequence[StoredState] = ()
 ) -> list[str]:
     """What alone holds what this snapshot lacks, and what the first of the tips ``others`` lack, in
     words. It is pinned. What fails here fails no run."""
-    words = []
+    words, pins = [], None
     try:
         succession = Succession(opened.store, opened.spec.name, opened.seal)
         for snapshot in (newest, *(tip.snapshot for tip in others[:_SHOWN])):
             succession.hold(snapshot)
+        pins = succession.holds
     except TorporError as error:
         words = [f"older snapshots were not compared with snapshot {newest}: {error}"]
-    words += _held(opened, newest)
+    words += _pinned(opened, newest, pins)
     for line in words:
         runner().log.warning("%s", line)
     return words
@@ -229,10 +231,13 @@ def _tell(opened: OpenWorkspace, deleted: list[SnapshotId], newer: str) -> None:
         tell_of_deletion(opened, snapshot, f"{newer} newer and has its work")
 
 
-def _held(opened: OpenWorkspace, newest: SnapshotId) -> list[str]:
-    """What reports and wakes say of snapshots that torpor has pinned, but for the ``newest``."""
+def _pinned(
+    opened: OpenWorkspace, newest: SnapshotId, pins: Mapping[SnapshotId, Pin] | None
+) -> list[str]:
+    """What reports and wakes say of snapshots that torpor has pinned, but for the ``newest``.
+    ``pins``: as the caller has just read them; None where that failed."""
     try:
-        pins = holds(opened.store, opened.spec.name)
+        pins = holds(opened.store, opened.spec.name) if pins is None else pins
     except TorporError as error:
         return [f"which snapshots torpor has pinned is not known: {error}"]
     newest_first = sorted(pins.keys() - {newest}, reverse=True)

@@ -16,7 +16,7 @@ from tasks.questions import ask
 from tasks.snapshot import log_losses
 from tasks.watch import check_idle, check_nothing_began, who_uses
 from tasks.workspace import OpenWorkspace
-from torpor.control.losses import OWN_FILES, Lost
+from torpor.control.losses import USER_FILES, Lost
 from torpor.control.remote.agent import Agent
 from torpor.control.safety import Verified, boot_clock_s
 from torpor.shared.errors import MachineInUse, UnsavedWork
@@ -93,13 +93,13 @@ class NothingLost:
         """Ask the person at the terminal whether the user's own files may be lost, once for the
         same files; UnsavedWork after a no. Asks nothing where nobody is there."""
         lost, machine = ending.lost, ending.machine
-        if ending.verified is None or lost.keep or lost.own in ("", self._accepted):
+        if ending.verified is None or lost.keep or lost.users in ("", self._accepted):
             return
         stored = f"Snapshot {ending.verified.snapshot} is verified"
-        answer = ask(f"{lost.own}. {stored}. Destroy machine {machine.id} all the same?")
+        answer = ask(f"{lost.users}. {stored}. Destroy machine {machine.id} all the same?")
         if answer is False:
-            raise self._kept(machine, lost.own, stored)
-        self._accepted = lost.own if answer else ""
+            raise self._kept(machine, lost.users, stored)
+        self._accepted = lost.users if answer else ""
 
     def check(self, ending: EndingMachine) -> None:
         if ending.verified is not None:
@@ -114,14 +114,14 @@ class NothingLost:
             self._logged = lost.lines
         if lost.keep:
             raise UnsavedWork(f"{_kept(ending.machine)}: {'; '.join(lost.keep)}. {stored}")
-        if lost.own not in ("", self._accepted):
-            raise self._kept(ending.machine, lost.own, stored)
+        if lost.users not in ("", self._accepted):
+            raise self._kept(ending.machine, lost.users, stored)
 
     def _kept(self, machine: Machine, own: str, stored: str) -> UnsavedWork:
         return UnsavedWork(
             f"{_kept(machine)}: {own}. {stored}. Move these files into the workspace and hibernate "
             f"again, or accept their loss: `torpor hibernate {self._block} --machine {machine.id} "
-            f"--accept-lost '{OWN_FILES}'`"
+            f"--accept-lost '{USER_FILES}'`"
         )
 
 

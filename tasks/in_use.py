@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tasks.market_look import listed, open_rentals
 from tasks.runner import runner
-from tasks.standing import listed, open_rentals
 from tasks.workspace import OpenWorkspace
 from torpor.control.store.records import Unread, named
 from torpor.shared.values import names_of

@@ -61,15 +61,15 @@ class Limits:
         self._kept_s: dict[SnapshotId | None, float] = {}  # by the newest save: its manifest is big
 
     def look(self, job: Job) -> None:
-        if not (job.most_hours or job.most_usd) or _ends(job):
+        if not (job.max_hours or job.max_usd) or _ends(job):
             return
         try:
             now_unix = time.time()
             spent, kept_s = Spent(0.0), 0.0
-            if job.most_usd:
+            if job.max_usd:
                 spent, kept_s = spent_by(self._opened, job, now_unix), self._kept(job)
             why = why_over(job, spent, kept_s, now_unix)
-            if why and job.most_usd:  # at the most that a changing price may have cost
+            if why and job.max_usd:  # at the most that a changing price may have cost
                 spent = spent_by(self._opened, job, now_unix, asks=True)
                 why = why_over(job, spent, kept_s, now_unix)
             if why:
@@ -88,24 +88,24 @@ class Limits:
 def most_usd_h(opened: OpenWorkspace, job: Job) -> float | None:
     """What the machines that are rented for the job may cost an hour, so that its money pays for
     them as long as a budget has to; None for no limit."""
-    if not job.most_usd:
+    if not job.max_usd:
         return None
-    return paid_usd_h(opened, job.most_usd - spent_by(opened, job, time.time()).usd)
+    return paid_usd_h(opened, job.max_usd - spent_by(opened, job, time.time()).usd)
 
 
-def for_job(opened: OpenWorkspace, job: str, most_usd: float) -> OpenWorkspace:
-    """The same, whose machine is rented for a job that begins there next. ``most_usd``: what that
+def for_job(opened: OpenWorkspace, job: str, max_usd: float) -> OpenWorkspace:
+    """The same, whose machine is rented for a job that begins there next. ``max_usd``: what that
     may cost; 0 for no limit. None of the workspace's programs is started there. Without a ``job``,
     the workspace as it is."""
     if not job:
-        if most_usd:
-            raise InvalidInput("`most_usd` is the money of a job: name the `job`, too")
+        if max_usd:
+            raise InvalidInput("`max_usd` is the money of a job: name the `job`, too")
         return opened
     return replace(
         opened,
         spec=msgspec.structs.replace(opened.spec, programs=[]),
         job=job_id(job.strip()),
-        most_usd_h=paid_usd_h(opened, most_usd) if most_usd else None,
+        most_usd_h=paid_usd_h(opened, max_usd) if max_usd else None,
     )
 
 
@@ -133,12 +133,12 @@ def approve(opened: OpenWorkspace, job: Job, approval: Approval) -> Job:
     if earlier is not None:
         approval = msgspec.structs.replace(
             approval,
-            most_hours=approval.most_hours or earlier.most_hours,
-            most_usd=approval.most_usd or earlier.most_usd,
+            max_hours=approval.max_hours or earlier.max_hours,
+            max_usd=approval.max_usd or earlier.max_usd,
             past_budgets=approval.past_budgets or earlier.past_budgets,
         )
     then = msgspec.structs.replace(job, **approval.changes(job))
-    if then.past_budgets and not then.most_usd:
+    if then.past_budgets and not then.max_usd:
         raise InvalidInput(
             f"job {job.id} has no limit of money of its own, and nothing would end it: give it one"
         )

@@ -49,7 +49,7 @@ def read_jobs(opened: OpenWorkspace, most_ended: int) -> JobsOf:
     """The workspace's open jobs, and those that ended last."""
     unread: Unread = {}
     jobs = opened.jobs.open(unread), opened.jobs.ended(most_ended, unread)
-    limited = [job for of in jobs for job in of if job.most_usd]
+    limited = [job for of in jobs for job in of if job.max_usd]
     spent = {job.id: cost_of(opened, job).usd for job in limited}
     known = {job: usd for job, usd in spent.items() if usd is not None}
     return JobsOf(*jobs, named(unread), known)

@@ -6,17 +6,21 @@ from collections.abc import Callable, Sequence
 
 from tasks.step import step
 from tasks.workspace import StoredWorkspace
-from torpor.control.upkeep.lineage import StoredState, lacking, named
+from torpor.control.upkeep.lineage import SnapshotLines, StoredState, lacking, named
 from torpor.shared.format.lineage import Lineage
 from torpor.shared.values import SnapshotId, WorkspaceName
 
 
 @step("look for work elsewhere")
 def look_for_work_elsewhere(
-    opened: StoredWorkspace, line: Lineage, since: SnapshotId | None = None
+    opened: StoredWorkspace,
+    line: Lineage,
+    since: SnapshotId | None = None,
+    lines: SnapshotLines | None = None,
 ) -> list[StoredState]:
-    """The tips of other lines of the workspace; ``since``: newer ones alone."""
-    return lacking(opened.store, opened.spec.name, opened.seal, line, since)
+    """The tips of other lines of the workspace; ``since``: newer ones alone. ``lines``: as the
+    caller has just listed them, with this one."""
+    return lacking(opened.store, opened.spec.name, opened.seal, line, since, lines=lines)
 
 
 def lacks(

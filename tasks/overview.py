@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Final
+from itertools import chain
+from typing import Final, ParamSpec, TypeVar
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -17,7 +18,7 @@ from tasks.machines import renting
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_all
-from torpor.control.money.costs import costs, dollars, read
+from torpor.control.money.costs import costs, dollars
 from torpor.control.money.months import Month, microseconds
 from torpor.control.overview import Overview, Overviews
 from torpor.control.rental.records import Rental
@@ -29,7 +30,13 @@ from torpor.shared.values import Machine, made_at
 
 RentedMachines = list[tuple[Machine, Rental | None]]
 
-_AT_ONCE: Final = 16
+P = ParamSpec("P")
+ReadT = TypeVar("ReadT")
+
+_UTC: Final = ZoneInfo("UTC")
+_AT_ONCE: Final = 8
+"""Workspaces that are looked at at once. Each reads up to four objects at once, mostly of one
+store, which keeps 32 connections."""
 
 
 def look_at_all(blocks: Sequence[str], server: AlertServer) -> Overviews:
@@ -49,9 +56,10 @@ def look_at_opened(
     machines: Callable[[OpenWorkspace], RentedMachines],
 ) -> Overviews:
     """The same of workspaces that are opened, and of those that cannot be."""
-    coming = server.coming()
-    sleeping = server.sleeping()
-    found = overview(opened, machines, coming, sleeping)
+    with _looking() as threads:
+        looks = _submit(threads, opened, machines, asleep_too=True)
+        coming, sleeping = server.coming(), server.sleeping()  # meanwhile
+        found = [_scheduled(opened[one], looks[one].result(), coming, sleeping) for one in looks]
     return with_closed(Overviews(found, watching(coming)), closed)
 
 
@@ -88,21 +96,46 @@ def overview(
     """Each workspace by its block; all are looked at at once. ``sleeping``: what becomes of idle
     machines, where that is known. ``asleep_too``: read the month's cost of those that are asleep,
     too."""
+    with _looking() as threads:
+        looks = _submit(threads, opened, machines, asleep_too=asleep_too)
+        return [_scheduled(opened[one], looks[one].result(), coming, sleeping) for one in looks]
+
+
+def _looking() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="overview")
+
+
+def _submit(
+    threads: ThreadPoolExecutor,
+    opened: Mapping[str, OpenWorkspace],
+    machines: Callable[[OpenWorkspace], RentedMachines],
+    *,
+    asleep_too: bool,
+) -> dict[str, Future[Overview]]:
     context = copy_context()
 
     def look(block: str) -> Overview:
         try:
-            seen = context.copy().run(_look_at, block, opened[block], machines, asleep_too)
+            return context.copy().run(_look_at, block, opened[block], machines, asleep_too)
         except Exception as error:  # noqa: BLE001 - the server may be away, and `watch` acts all the same
-            seen = Overview(block=block, trouble=f"it cannot be looked at: {error}")
-        runs = [one for one in coming if one.flow != "watch" and one.workspace in (block, ALL)]
-        first = min(runs, key=lambda one: one.at_unix, default=None)
-        words = first.words() if first else ""
-        sleeps = _sleeps(block, opened[block], seen, sleeping) if seen.machines else ""
-        return msgspec.structs.replace(seen, coming=words, sleeps=sleeps)
+            return Overview(block=block, trouble=f"it cannot be looked at: {error}")
 
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="overview") as threads:
-        return [*threads.map(look, opened)]
+    return {block: threads.submit(look, block) for block in opened}
+
+
+def _scheduled(
+    opened: OpenWorkspace,
+    seen: Overview,
+    coming: Sequence[ComingRun],
+    sleeping: Sleeping | None,
+) -> Overview:
+    """With what schedules will do."""
+    block = seen.block
+    runs = [one for one in coming if one.flow != "watch" and one.workspace in (block, ALL)]
+    first = min(runs, key=lambda one: one.at_unix, default=None)
+    words = first.words() if first else ""
+    sleeps = _sleeps(block, opened, seen, sleeping) if seen.machines else ""
+    return msgspec.structs.replace(seen, coming=words, sleeps=sleeps)
 
 
 def _look_at(
@@ -115,14 +148,21 @@ def _look_at(
     unread: Unread = {}
     try:
         now_unix = time.time()
-        newest, receipt = newest_receipt(opened.store, opened.spec.name)
-        jobs = opened.jobs.open(unread)
-        others = nodes_of(opened) if any(job.nodes > 1 for job in jobs) else None
-        nodes = [one for one in others.rentals.open(unread) if one.machine] if others else []
-        rented = bool(opened.rentals.open(unread)) or bool(unread)  # a machine may be there
-        month_usd = None
-        if asleep_too or rented or nodes:
-            month_usd = _month_usd(opened, now_unix, unread)
+        with ThreadPoolExecutor(2, thread_name_prefix="records") as threads:
+            newest_of = _in(threads, newest_receipt, opened.store, opened.spec.name)
+            jobs_of = _in(threads, opened.jobs.open, unread)
+            rentals = _rentals(opened, now_unix, unread) if asleep_too else None
+            mine = opened.rentals.open(unread) if rentals is None else rentals[0]
+            jobs = jobs_of.result()
+            newest, receipt = newest_of.result()
+        rented = any(one.state != "ended" for one in mine) or bool(unread)  # a machine may be there
+        nodes = list[Rental]()
+        if any(job.nodes > 1 for job in jobs):
+            nodes = nodes_of(opened).rentals.open(unread) if rentals is None else rentals[1]
+            nodes = [one for one in nodes if one.state != "ended" and one.machine]
+        if rentals is None and (rented or nodes):
+            rentals = _rentals(opened, now_unix, unread)
+        month_usd = None if rentals is None else _month_usd(rentals, now_unix)
         price = opened.store_price()
         stored = receipt.stored_bytes if receipt else None
         seen = Overview(
@@ -182,12 +222,27 @@ def watching(coming: Sequence[ComingRun] | None) -> str:
     return f"watch looks next at {moment(min(looks))}"
 
 
-def _month_usd(opened: OpenWorkspace, now_unix: float, unread: Unread) -> float:
-    utc = ZoneInfo("UTC")
-    month = Month.of(microseconds(now_unix), utc)
-    books = [opened.rentals, nodes_of(opened).rentals]
-    rentals = read(books, month.begin_us(utc) / 1e6, unread)
-    found = [cost.high for cost in costs(rentals, now_unix, utc) if cost.month == month]
+def _in(
+    threads: ThreadPoolExecutor, read: Callable[P, ReadT], *args: P.args, **named: P.kwargs
+) -> Future[ReadT]:
+    context = copy_context()
+    return threads.submit(lambda: context.run(read, *args, **named))
+
+
+def _rentals(
+    opened: OpenWorkspace, now_unix: float, unread: Unread
+) -> tuple[list[Rental], list[Rental]]:
+    """The rentals of the workspace and of its nodes that are open, or ended this month."""
+    since_unix = Month.of(microseconds(now_unix), _UTC).begin_us(_UTC) / 1e6
+    with ThreadPoolExecutor(1, thread_name_prefix="nodes") as threads:
+        nodes = _in(threads, nodes_of(opened).rentals.since, since_unix, unread)
+        return opened.rentals.since(since_unix, unread), nodes.result()
+
+
+def _month_usd(rentals: tuple[list[Rental], list[Rental]], now_unix: float) -> float:
+    month = Month.of(microseconds(now_unix), _UTC)
+    every = chain(*rentals)
+    found = [cost.high for cost in costs(every, now_unix, _UTC) if cost.month == month]
     return float(dollars(sum(found)))
 
 

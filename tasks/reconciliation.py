@@ -5,8 +5,8 @@ ones.
 from __future__ import annotations
 
 from tasks.machines import open_session, renter
+from tasks.market_look import listed, look_at_markets
 from tasks.runner import runner
-from tasks.standing import listed, what_stands
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.reconciliation import Finding
@@ -30,7 +30,7 @@ def compare_with_rentals(opened: OpenWorkspace) -> tuple[list[Finding], Unread]:
     names; and the records that cannot be believed. Changes nothing. A provider of the workspace
     that does not answer is an error, and so is its store; another one is left out with a warning.
     """
-    seen = what_stands([opened], opened.markets.every())
+    seen = look_at_markets([opened], opened.markets.every())
     own = {provider.identity for provider in opened.providers}
     for identity, error in (*seen.silent_before.items(), *seen.silent.items()):
         left_out = not isinstance(error, MachineUnread)

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Final
 
+from tasks.market_look import open_rentals
 from tasks.runner import runner
-from tasks.standing import open_rentals
 from tasks.watch import patient
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_all

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tasks.autosave import held_by_others
+from tasks.autosave import pinned_for_others
 from tasks.events import FirstRestored, emit
 from tasks.lineage import lacks
 from tasks.machines import endpoint_of
@@ -100,7 +100,7 @@ def snapshot_to_wake(opened: OpenWorkspace, wanted: str) -> tuple[StoredSnapshot
         *aside,
         *refused,
         *_missing(manifest),
-        *held_by_others(opened, found.snapshot, others),
+        *pinned_for_others(opened, found.snapshot, others),
         *_mixed(manifest),
         *left_behind(manifest.environment),
         *_of_homes(opened),

@@ -14,7 +14,7 @@ from tasks.runner import runner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace, StoredWorkspace
 from torpor.control.safety import Verified
-from torpor.control.upkeep.deletion import delete_snapshot, record_lost
+from torpor.control.upkeep.deletion import delete_snapshot, record_missing
 from torpor.control.upkeep.history import newest_that_counts, taken_snapshots
 from torpor.control.upkeep.lineage import SnapshotLines
 from torpor.control.upkeep.pins import pin, pinned, unpin
@@ -84,9 +84,11 @@ def apply_retention(
     """Delete what no rule keeps and is superseded; this needs the proof of a newer snapshot.
     Returns the verdicts, with what stays after all, and what was deleted."""
     wanted = [verdict.snapshot for verdict in verdicts if not verdict.kept]
+    if not wanted:
+        return [*verdicts], []
     succession = Succession.of(opened.store, verified, opened.seal)
     why = f"no rule keeps it since snapshot {verified.snapshot} was verified"
-    deleted, held = succession.end(wanted, why)
+    deleted, held, _ = succession.end(wanted, why)
     for snapshot in deleted:
         tell_of_deletion(opened, snapshot, "retention")
     stays = dict(held)
@@ -120,7 +122,7 @@ def delete_one(opened: OpenWorkspace, snapshot: SnapshotId, even_newest: Snapsho
             opened.store, opened.spec.name, snapshot, even_newest=even_newest, named=True
         )
     except SnapshotMissing:
-        record_lost(opened.store, opened.spec.name, snapshot, named_by_records(opened))
+        record_missing(opened.store, opened.spec.name, snapshot, named_by_records(opened))
     tell_of_deletion(opened, snapshot, "asked for")
 
 

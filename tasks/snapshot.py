@@ -18,12 +18,13 @@ from torpor.control.deploy.bases import is_base, shown_name
 from torpor.control.remote.agent import Agent
 from torpor.control.remote.preview import preview
 from torpor.control.remote.snapshot import RemoteSnapshot
-from torpor.control.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
+from torpor.control.safety import Verified, Warrant, read_back, verify_snapshot, warrant_to_destroy
+from torpor.control.upkeep.lineage import SnapshotLines
 from torpor.control.upkeep.superseded import Succession
 from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.values import Machine, ObjectKey, StoredSnapshot, WorkspaceName
 from torpor.shared.wire.request import Event
-from torpor.shared.wire.snapshot import Committed, Stored
+from torpor.shared.wire.snapshot import Committed, PassesOutcome
 
 begin_snapshot = step("begin snapshot", retries=WHILE_BUSY, says="beginning a snapshot")(
     RemoteSnapshot.begin
@@ -37,11 +38,13 @@ preview_snapshot = step(
 
 
 @step("store", run_name="store from pass {number}")
-def store(snapshot: RemoteSnapshot, number: int, passes: int, lost: Sequence[ObjectKey]) -> Stored:
+def store(
+    snapshot: RemoteSnapshot, number: int, passes: int, unusable: Sequence[ObjectKey]
+) -> PassesOutcome:
     """Have the machine look for what is new and store it, until it is at rest, in up to ``passes``
-    passes. The first is pass ``number`` of the snapshot. ``lost`` packs are stored again."""
+    passes. The first is pass ``number`` of the snapshot. ``unusable`` packs are stored again."""
     with _Shown(snapshot.spec.name, number) as shown:
-        return snapshot.store(passes, lost, shown.event)
+        return snapshot.store(passes, unusable, shown.event)
 
 
 class _Shown:
@@ -111,7 +114,7 @@ def log_stored(machine: Machine, lines: Sequence[str]) -> None:
 
 
 compare_packs = step("compare packs", says="comparing packs with the store")(
-    RemoteSnapshot.lost_packs
+    RemoteSnapshot.unusable_packs
 )
 
 
@@ -135,21 +138,27 @@ def commit(
 @step("verify", phase="verify", says="verifying {stored.snapshot} in the store")
 def verify(
     opened: StoredWorkspace, snapshot: RemoteSnapshot, stored: StoredSnapshot, machine: str
-) -> Verified:
+) -> tuple[Verified, SnapshotLines | None]:
     """Read the manifest back and compare every pack with what the store says it has. From then on
     the snapshot counts as one of ``machine``. Before it does, what alone holds what it lacks is
-    pinned: the next look goes back to here, and no further."""
+    pinned: the next look goes back to here, and no further. Also returns the lines of the workspace
+    as they were listed for that."""
+    store, seal, lines = opened.store, opened.seal, None
+    read = read_back(store, stored, seal, opened.spec.paths)
     if not is_base(stored.workspace):
-        Succession(opened.store, stored.workspace, opened.seal).hold(stored.snapshot)
+        succession = Succession(store, stored.workspace, seal, has_read=read.found)
+        succession.hold(stored.snapshot)
+        lines = succession.lines
     try:
         verified = verify_snapshot(
-            opened.store,
+            store,
             stored,
-            opened.seal,
+            seal,
             snapshot.reread,
             machine,
             opened.spec.paths,
             current_flow(),
+            read,
         )
     except SnapshotDamaged as error:
         emit(
@@ -162,7 +171,7 @@ def verify(
         )
         raise
     emit(SnapshotVerified(workspace=stored.workspace, snapshot=stored.snapshot, root=verified.root))
-    return verified
+    return verified, lines
 
 
 @step("confirm", phase="confirm", says="comparing the disk with the snapshot")

@@ -53,7 +53,7 @@ def give_book(
     session.call(request, request_id=request_id, within_s=STANDBY_S)
 
 
-def own_line(job: Job) -> JobLineage:
+def job_line(job: Job) -> JobLineage:
     """The line of a job: what its machines stored on top of its newest save."""
     return JobLineage(
         job.newest,
@@ -70,7 +70,7 @@ def newest_save(opened: StoredWorkspace, job: Job) -> NewestState:
     """The newest state of the job's own line that is whole in the store: its newest save, or what
     its machine made by itself after that; before its first save, the workspace's newest state."""
     of = opened.spec
-    chosen = choose_newest(opened.store, of.name, opened.seal, of.restorable, own_line(job))
+    chosen = choose_newest(opened.store, of.name, opened.seal, of.restorable, job_line(job))
     for _, error in chosen.refused:
         runner().log.warning("a newer snapshot is not used: %s", error)
     if chosen.snapshot is None and chosen.refused:
@@ -83,7 +83,7 @@ def is_of_job(job: Job, chosen: NewestState) -> bool:
     the job went on from. Else the store has nothing of the job's own line."""
     manifest = chosen.manifest
     return manifest is not None and (
-        agent_of(manifest) in own_line(job).agents or job.newest in lineage_of(manifest).names
+        agent_of(manifest) in job_line(job).agents or job.newest in lineage_of(manifest).names
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tasks.machines import renter
 from tasks.retries import ONCE
-from tasks.standing_by import own_line
+from tasks.standing_by import job_line
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.jobs.records import Job
@@ -33,7 +33,7 @@ def find_sure_save(opened: OpenWorkspace, job: Job) -> StoredSnapshot | None:
     """The save for which a job's stopped machine may be ended, its newest or one after it; None if
     the workspace has none. Raises what refuses the newest one."""
     spec = opened.spec
-    return sure_save(opened.store, spec.name, opened.seal, own_line(job), spec.restorable)
+    return sure_save(opened.store, spec.name, opened.seal, job_line(job), spec.restorable)
 
 
 @step("end stopped machine", run_name="end {machine.id}", retries=ONCE)

@@ -129,7 +129,7 @@ def _open_jobs(opened: Mapping[str, OpenWorkspace]) -> JobList:
         try:
             for job in of.jobs.open(unread):
                 jobs[job.id] = job
-                spent = cost_of(of, job).usd if job.most_usd else None
+                spent = cost_of(of, job).usd if job.max_usd else None
                 usd |= {} if spent is None else {job.id: spent}
         except TorporError as error:
             troubles[block] = str(error)

@@ -15,9 +15,9 @@ from tasks.alert_delivery import remember
 from tasks.autosave import NO_SAVES, AutosaveSummary, held_and_saving, renew_autosave
 from tasks.jobs import read_activity
 from tasks.machines import renter, session_with
+from tasks.market_look import look_at_markets
 from tasks.retries import ONCE
 from tasks.runner import StepFuture, runner
-from tasks.standing import what_stands
 from tasks.step import step
 from tasks.trouble import trouble
 from tasks.workspace import OpenWorkspace
@@ -26,7 +26,7 @@ from torpor.control.alerts.watch import of_lost
 from torpor.control.idleness import (
     OWN_WORK,
     Verdict,
-    idle_in_s,
+    forecast_idleness,
     judge_idleness,
     sampler_fault,
 )
@@ -128,7 +128,7 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
                 closed[reference] = str(one)
             else:
                 known[one.identity] = one
-    seen = what_stands(workspaces, [*known.values()])
+    seen = look_at_markets(workspaces, [*known.values()])
     unread = {name: str(error) for name, error in seen.away.items()}
     unread |= {name: named(refused) for name, refused in seen.refused.items()}
     unknown = {name for one in seen.away for name in names_of(one)}
@@ -144,7 +144,7 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
 
 
 def close_gone(
-    standing: AllMachines,
+    at_markets: AllMachines,
     workspaces: Sequence[OpenWorkspace],
     newest: Mapping[WorkspaceName, float | None],
 ) -> AllMachines:
@@ -154,12 +154,12 @@ def close_gone(
     of = {name: opened for opened in workspaces for name in names_of(opened.spec.name)}
     left: list[Finding] = []
     lost: list[Alert] = []
-    for finding in standing.findings:
+    for finding in at_markets.findings:
         closed, alerts = _close(of, finding, newest)
         lost += alerts
         if not closed:
             left.append(finding)
-    return msgspec.structs.replace(standing, findings=left, lost=lost)
+    return msgspec.structs.replace(at_markets, findings=left, lost=lost)
 
 
 def _close(
@@ -251,12 +251,11 @@ def look_at(
             over.start()
             try:
                 activity = _read(opened, session)
-                verdict = _judged(opened, activity, rental)
-                left_s = idle_in_s(activity, _rules(opened, rental), _gpus(rental))
+                of = forecast_idleness(activity, _rules(opened, rental), _gpus(rental))
                 return MachineLook(
-                    verdict,
+                    of.verdict,
                     renew_autosave(saves, session, machine) if saves else NO_SAVES,
-                    None if left_s is None else time.time() + left_s,
+                    None if of.idle_in_s is None else time.time() + of.idle_in_s,
                 )
             finally:
                 over.cancel()
@@ -283,7 +282,7 @@ def check_idle(
     ends_s = time.monotonic() + OWN_WORK_S
     while True:
         activity = _read(opened, session)
-        verdict = _judged(opened, activity, rental, since_s)
+        verdict = judge_idleness(activity, _rules(opened, rental), _gpus(rental), since_s=since_s)
         if verdict.reason != OWN_WORK or time.monotonic() > ends_s:
             break
         time.sleep(OWN_WORK_POLL_S)
@@ -412,12 +411,6 @@ def newest_made_unix(opened: OpenWorkspace) -> float | None:
 
 def _read(opened: OpenWorkspace, session: Agent) -> Activity:
     return read_activity(session, opened.spec.idle.minutes * 60)
-
-
-def _judged(
-    opened: OpenWorkspace, activity: Activity, rental: Rental | None, since_s: float | None = None
-) -> Verdict:
-    return judge_idleness(activity, _rules(opened, rental), _gpus(rental), since_s=since_s)
 
 
 def _rules(opened: OpenWorkspace, rental: Rental | None) -> IdleRules:

@@ -13,6 +13,7 @@ import msgspec
 
 from blocks import Workspace
 from blocks.budget import open_all_budgets
+from blocks.reference import loading_once
 from blocks.workspace import open_all_providers, open_each_provider
 from torpor.control.hosts import KnownHosts
 from torpor.control.jobs.records import Jobs
@@ -189,12 +190,13 @@ class OpenWorkspace(StoredWorkspace):
     ) -> OpenWorkspace:
         """Load the blocks a workspace refers to; errors name the block and what to do. ``on_away``
         hears of each wait for its store."""
-        block = Workspace.of(workspace)
-        tuning = block.open_tuning()
-        spec, providers = block.spec(tuning), block.open_providers()
-        store = block.open_store(on_away)
-        identity = block.open_identity()
-        store_key = block.store_key()
+        with loading_once():
+            block = Workspace.of(workspace)
+            tuning = block.open_tuning()
+            spec, providers = block.spec(tuning), block.open_providers()
+            store = block.open_store(on_away)
+            identity = block.open_identity()
+            store_key, price = block.store_key(), block.store_price()
         return cls(
             spec=spec,
             store=store,
@@ -205,7 +207,7 @@ class OpenWorkspace(StoredWorkspace):
             each=open_each_provider,
             project=block.project,
             budgets=cache(open_all_budgets),
-            store_price=block.store_price,
+            store_price=lambda: price,
             key=None if store_key is None else workspace_key(store_key, spec.name),
             store_key=store_key,
         )

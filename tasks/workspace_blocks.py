@@ -69,8 +69,9 @@ def open_all(names: Iterable[str]) -> tuple[dict[str, OpenWorkspace], dict[str, 
     """The workspaces by the names of their blocks, and the errors of those that cannot be
     opened."""
     opened, closed = {}, {}
-    with loading_once():
-        for name in names:
+    wanted = [*names]
+    with loading_once(*([Workspace] if len(wanted) > 1 else [])):
+        for name in wanted:
             try:
                 opened[name] = open_workspace(name)
             except Exception as error:  # noqa: BLE001 - the others are looked at all the same

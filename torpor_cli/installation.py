@@ -17,7 +17,7 @@ from torpor.shared.errors import InvalidInput, RunCancelled
 if TYPE_CHECKING:
     from deployments.installation import Installation
 
-Idle = Literal["hibernate", "report", "off"]
+IdleChoice = Literal["hibernate", "report", "off"]
 Several = Annotated[list[str] | None, Parameter(negative=())]
 
 
@@ -37,7 +37,7 @@ def up(
     *,
     port: int | None = None,
     database: str | None = None,
-    idle: Idle | None = None,
+    idle: IdleChoice | None = None,
     notify: Several = None,
     believe_records: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
@@ -69,7 +69,7 @@ def up(
         logins.keep_current()
 
 
-def _choose(installation: Installation, idle: Idle | None) -> None:
+def _choose(installation: Installation, idle: IdleChoice | None) -> None:
     """What becomes of idle machines: as said, or as the answer at the terminal."""
     from deployments import idle as choice
 

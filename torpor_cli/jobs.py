@@ -90,12 +90,9 @@ def run_(
         yes: Do not ask.
     """
     hours, usd = limits(max_hours, max_usd)
-    agreed_usd_h = None
     if not yes:
         change = WantChange(gpu, [], spot, image)
-        agreed_usd_h = _ask(
-            workspace, nodes, usd, change, wide=options is not None and options.wide
-        )
+        _ask(workspace, nodes, usd, change, wide=options is not None and options.wide)
     run(
         "job",
         options,
@@ -116,9 +113,8 @@ def run_(
         nodes=nodes,
         gpu=gpu,
         image=image,
-        max_price_usd_h=agreed_usd_h,
-        most_hours=hours,
-        most_usd=usd,
+        max_hours=hours,
+        max_usd=usd,
     )
 
 
@@ -133,27 +129,25 @@ def limits(max_hours: timedelta | None, max_usd: float | None) -> tuple[float, f
     return hours, usd
 
 
-def _ask(workspace: str, nodes: int, usd: float, change: WantChange, *, wide: bool) -> float | None:
-    """Ask before a job that needs a machine of its own, or ends the one that is there; returns
-    what a machine may cost by the hour, in USD, where one is to be rented."""
+def _ask(workspace: str, nodes: int, usd: float, change: WantChange, *, wide: bool) -> None:
+    """Ask before a job that needs a machine of its own, or ends the one that is there."""
     with connected():
         from flows.procedures.listing import needs_machine
 
         if not needs_machine(workspace):
             say_awake(workspace, change)
             ask_on_awake(workspace)
-            return None
+            return
         try:
-            after = ", and another one whenever one is lost"
-            return ask_to_rent(
+            ask_to_rent(
                 workspace,
                 "newest",
                 nodes,
                 starts=False,
                 change=change,
-                after=after,
+                again=True,
                 wide=wide,
-                most_usd=usd,
+                max_usd=usd,
                 together=True,
             )
         except NoOffer as error:
@@ -288,7 +282,7 @@ def approve(
         from torpor.control.jobs.report import allowed
 
         approval = Approval(
-            most_hours=hours, most_usd=usd, past_budgets=past_budgets, approved_unix=time.time()
+            max_hours=hours, max_usd=usd, past_budgets=past_budgets, approved_unix=time.time()
         )
         opened = open_workspace(workspace)
         record, _ = found_job(opened, workspace, job)

@@ -102,7 +102,7 @@ def wake(
                 )
             saves()
     given: dict[str, Any] = {"workspace": workspace, "snapshot": snapshot}
-    given |= {"max_price_usd_h": agreed_usd_h}
+    given |= {"agreed_usd_h": agreed_usd_h}
     given |= {"accept_paths": accept_path or [], "gpu": gpu, "regions": region or []}
     if count == 1:
         report = run("wake", options, machine=machine, **given)
@@ -147,7 +147,7 @@ def create(
         workspace=workspace,
         gpu=gpu,
         regions=region or [],
-        max_price_usd_h=agreed_usd_h,
+        agreed_usd_h=agreed_usd_h,
     )
     _say_login(report, workspace, options)
 
@@ -269,7 +269,7 @@ def deploy(
         stack=stack,
         strategy=strategy,
         snapshot=snapshot,
-        max_price_usd_h=agreed_usd_h,
+        agreed_usd_h=agreed_usd_h,
     )
 
 

@@ -85,23 +85,24 @@ def ask_to_rent(
     *,
     starts: bool,
     change: WantChange = WantChange(),  # noqa: B008 - it is never changed
+    again: bool = False,
     after: str = "",
     wide: bool = False,
-    most_usd: float = 0.0,
+    max_usd: float = 0.0,
     together: bool = False,
 ) -> float:
     """Show the best offers, and ask; returns what a machine may cost by the hour after a yes, in
     USD. InvalidInput if nobody can answer, RunCancelled after a no.
-    ``starts``: whether the workspace's programs are started there. ``after``: what else may be
-    rented after a yes. ``most_usd``: what a job may cost; 0 for no limit. ``together``: the
-    machines are the nodes of a job."""
+    ``starts``: whether the workspace's programs are started there. ``again``: a job rents another
+    machine whenever one is lost. ``after``: what else a yes gives. ``max_usd``: what a job may
+    cost; 0 for no limit. ``together``: the machines are the nodes of a job."""
     from tasks.progress import doing
     from torpor.control.rental.renting import MOST_ATTEMPTS
 
     with shown_progress(), doing("asking the markets for machines"):
         nodes = count if together else 1
         found = offers_of(
-            workspace, snapshot, starts=starts, change=change, nodes=nodes, most_usd=most_usd
+            workspace, snapshot, starts=starts, change=change, nodes=nodes, max_usd=max_usd
         )
     with _seen():
         print_rows(found.rows()[: min(_SHOWN, len(found.fitting))], wide=wide)
@@ -111,8 +112,19 @@ def ask_to_rent(
     asked = f"Rent {machines} for {workspace} at {price:.3f} $/h, {price * 24:.2f} $ a day"
     if most > price:
         asked += f" (up to {most:.3f} $/h where the first offers fail)"
+    if again:
+        asked += f", and another one whenever one is lost, {_later(found.max_price_usd_h, max_usd)}"
     confirm(f"{asked}{after}?", "nothing was rented")
     return max(tried)
+
+
+def _later(limit_usd_h: float | None, max_usd: float) -> str:
+    """What limits the price of a machine that a job rents later."""
+    if limit_usd_h is not None:
+        return f"for at most {limit_usd_h:.3f} $/h"
+    if max_usd:
+        return f"within the {max_usd:.2f} $ of the job"
+    return "at what it costs then (max_price_usd_h of the workspace limits that)"
 
 
 def offers_of(
@@ -122,8 +134,8 @@ def offers_of(
     starts: bool = True,
     change: WantChange = WantChange(),  # noqa: B008
     nodes: int = 1,
-    most_usd: float = 0.0,
+    max_usd: float = 0.0,
 ) -> Any:
     from flows.procedures.listing import list_offers
 
-    return list_offers(workspace, snapshot, starts, change, nodes=nodes, most_usd=most_usd)
+    return list_offers(workspace, snapshot, starts, change, nodes=nodes, max_usd=max_usd)

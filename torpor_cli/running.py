@@ -165,9 +165,8 @@ def run(
                     spot=block.spot,
                     retries=again,
                     gpu=wanted,
-                    max_price_usd_h=awake.agreed_usd_h,
-                    most_hours=hours,
-                    most_usd=usd,
+                    max_hours=hours,
+                    max_usd=usd,
                     job=job,
                 )
         except TorporError as error:
@@ -338,7 +337,7 @@ def _show(
             "newest",
             starts=False,
             change=WantChange(gpu),
-            most_usd=usd,
+            max_usd=usd,
         )
     if options.json:
         print_report(
@@ -373,15 +372,13 @@ class _Awake:
     """The machine that this command has rented for its job, or has found awake; ``machine`` is
     empty before. ``price_usd_h``: 0 where it is not known. ``since_unix``: when this command began
     to rent one, which may be handed over although nothing was returned yet; 0 where it rents none.
-    ``agreed_usd_h``: what a person agreed that a machine may cost by the hour; None: nobody was
-    asked. ``job_may_begin``: the job was called."""
+    ``job_may_begin``: the job was called."""
 
     name: str
     job: str
     options: Options
     machine: str = ""
     price_usd_h: float = 0.0
-    agreed_usd_h: float | None = None
     since_unix: float = 0.0
     job_may_begin: bool = False
 
@@ -513,7 +510,7 @@ def _wake(
     from flows.procedures.listing import list_snapshots
     from torpor_cli import setup, sleeping
 
-    name, options = awake.name, awake.options
+    name, options, agreed_usd_h = awake.name, awake.options, None
     change = WantChange(gpu, [], block.spot)
     with ExitStack() as undo:
         if is_new:
@@ -544,15 +541,16 @@ def _wake(
         elif logins and not yes:
             jobs.ask_on_awake(name, given)
         elif not yes:
-            awake.agreed_usd_h = ask_to_rent(
+            agreed_usd_h = ask_to_rent(
                 name,
                 "newest",
                 1,
                 starts=False,
                 change=change,
-                after=f", and another one whenever one is lost{given}",
+                again=True,
+                after=given,
                 wide=options.wide,
-                most_usd=usd,
+                max_usd=usd,
             )
         undo.pop_all()  # from here on something may stand that the block finds
     if logins:
@@ -560,8 +558,8 @@ def _wake(
         # What was changed there and is replaced by this folder's files.
         back_up(name, as_json=options.json)
         return agreed
-    wanted: dict[str, Any] = {"workspace": name, "gpu": gpu, "job": awake.job, "most_usd": usd}
-    wanted["max_price_usd_h"] = awake.agreed_usd_h
+    wanted: dict[str, Any] = {"workspace": name, "gpu": gpu, "job": awake.job, "max_usd": usd}
+    wanted["agreed_usd_h"] = agreed_usd_h
     awake.since_unix = time.time()
     with quiet(options.json):
         if list_snapshots(name):

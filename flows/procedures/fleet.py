@@ -129,7 +129,7 @@ class Fleet:
         self,
         opened: OpenWorkspace,
         wanted: StoredSnapshot,
-        held: Renting,
+        renting: Renting,
         offers: Offers,
         request: FleetRequest,
         tracker: PartTracker,
@@ -139,7 +139,7 @@ class Fleet:
         """``together``: one that fails ends all, and none is handed over."""
         self._opened = opened
         self._wanted = wanted
-        self._held = held
+        self._renting = renting
         self._offers = offers
         self._request = request
         self._tracker = tracker
@@ -245,7 +245,7 @@ class Fleet:
         rented_now = [c for c in self._running.values() if not c.own and not c.kept]
         missing = self._request.count - self._kept - len(rented_now)
         for _ in range(min(missing, self._request.spares + self._never_ours - self._replaced)):
-            if self._held.is_stuck:  # the error of its machine says so
+            if self._renting.is_stuck:  # the error of its machine says so
                 return
             self._replaced += 1
             self._start(threads)
@@ -256,7 +256,7 @@ class Fleet:
             return
         self._looked_at = time.monotonic()
         try:
-            states = self._held.states()
+            states = self._renting.states()
         except TorporError:
             return  # unknown is not gone
         for candidate in watched:
@@ -315,7 +315,7 @@ class Fleet:
         first = 0 if self._together else candidate.number % max(1, alike)
         offers = Offers([*fitting[first:alike], *fitting[:first], *fitting[alike:]], [])
         nap = self._nap_on if left else self._nap  # what was found is not just left again
-        tenancy = create_machine(self._held, offers, left, nap)
+        tenancy = create_machine(self._renting, offers, left, nap)
         with tenancy:
             candidate.name = candidate.machine = tenancy.machine.id
             return self._restore(candidate, tenancy)

@@ -141,16 +141,16 @@ def list_offers(
     change: WantChange = WantChange(),  # noqa: B008 - it is never changed
     *,
     nodes: int = 1,
-    most_usd: float = 0.0,
+    max_usd: float = 0.0,
 ) -> OffersReport:
     """What a wake of that snapshot would try to rent, the best first. Rents nothing. Where there is
     no snapshot, what `create` would try. Without ``starts``, what a replicate, a deploy or a job
     would try, which starts none of the workspace's programs. ``change``: what this one rental wants
     other than the workspace. ``nodes``: on how many machines a job runs, which only some markets
-    have. ``most_usd``: what the job may cost; 0 for no limit."""
+    have. ``max_usd``: what the job may cost; 0 for no limit."""
     opened = for_nodes(open_workspace(workspace).wanting(change), nodes)
-    if most_usd:
-        opened = replace(opened, most_usd_h=paid_usd_h(opened, most_usd))
+    if max_usd:
+        opened = replace(opened, most_usd_h=paid_usd_h(opened, max_usd))
     return offers_for(opened.freezing if starts else opened, snapshot, nodes)
 
 

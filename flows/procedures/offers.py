@@ -44,6 +44,7 @@ def offers_for(opened: OpenWorkspace, snapshot: str = NEWEST, count: int = 1) ->
         offers.refused,
         [machine.id for machine, _ in machines_of(opened).machines],
         bool(offers.because),
+        max_price_usd_h=opened.spec.want.max_price_usd_h,
     )
 
 

@@ -34,7 +34,7 @@ from tasks.snapshot import (
     verify,
 )
 from tasks.workspace import OpenWorkspace, StoredWorkspace
-from torpor.control.losses import OWN_FILES, Lost, judge_losses, not_kept, with_home, with_missed
+from torpor.control.losses import USER_FILES, Lost, judge_losses, not_kept, with_home, with_missed
 from torpor.control.remote.agent import Agent
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.control.reports import HibernateReport
@@ -50,7 +50,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.format.lineage import lineage_of
 from torpor.shared.values import Machine, ObjectKey, SnapshotId, StoredSnapshot
-from torpor.shared.wire.snapshot import Committed, Missed, OwnFiles, Stored
+from torpor.shared.wire.snapshot import Committed, Missed, PassesOutcome, UserFiles
 
 MAX_PASSES: Final = 10
 """A workspace that still changes in the tenth pass needs a quiesce hook, not an eleventh; all
@@ -97,12 +97,12 @@ def back_up(
     report, verified = take_snapshot(opened, session, machine, look=True)
     log_losses(machine, report.lost)
     start_autosave(opened, session, machine)
-    return with_held(report, delete_autosaves(opened, verified)), verified
+    return with_warnings(report, delete_autosaves(opened, verified)), verified
 
 
-def with_held(report: HibernateReport, held: Sequence[str]) -> HibernateReport:
-    """The report with what older saves alone hold, in words."""
-    return msgspec.structs.replace(report, warnings=[*report.warnings, *held])
+def with_warnings(report: HibernateReport, words: Sequence[str]) -> HibernateReport:
+    """The report with these words, such as what older saves alone hold."""
+    return msgspec.structs.replace(report, warnings=[*report.warnings, *words])
 
 
 class Snapshot:
@@ -110,7 +110,7 @@ class Snapshot:
     end, also after an error. ``guards``: what may keep the machine from being destroyed afterwards;
     None keeps it in any case. ``look``: also look for what the snapshot of a kept machine lacks.
     ``home``: where a user's own files beside the workspace are stored before the machine ends;
-    None keeps the machine for them. ``own``: it is a snapshot of such files."""
+    None keeps the machine for them. ``user_files``: it is a snapshot of such files."""
 
     def __init__(
         self,
@@ -121,19 +121,19 @@ class Snapshot:
         *,
         look: bool = False,
         home: StoredWorkspace | None = None,
-        own: OwnFiles | None = None,
+        user_files: UserFiles | None = None,
     ) -> None:
         self._workspace = workspace
         self._session = session
         self._machine = machine
         self._guards = guards or ()
         self._ends = guards is not None
-        self._looks = (look or self._ends) and own is None
+        self._looks = (look or self._ends) and user_files is None
         self._home = home
         self._beside: Snapshot | None = None
         self._lost = Lost()
         self._remote = RemoteSnapshot(
-            session, workspace.store, workspace.spec, workspace.key, runner().run, own
+            session, workspace.store, workspace.spec, workspace.key, runner().run, user_files
         )
         self._behind: list[str] = []
         self._resume_fault: list[str] = []
@@ -145,7 +145,7 @@ class Snapshot:
         self._freezes = self._ends and workspace.spec.freezes
         self._hook = bool(workspace.spec.quiesce)  # which runs once
         self._new_bytes = self._stored_bytes = 0
-        self._last: Stored
+        self._last: PassesOutcome
         self._stored: StoredSnapshot
         self._committed: Committed
         self._verified: Verified | None = None
@@ -187,14 +187,14 @@ class Snapshot:
         waits = self._adopted or self._workspace.spec.left_behind == "refuse"
         if self._ends and self._looks and not waits:  # else what comes meanwhile counts, too
             self._look_for_losses(wait_s=0.0)  # it begins beside the passes
-        lost: list[ObjectKey] = []
+        unusable: list[ObjectKey] = []
         left = MAX_PASSES - self._passes
         rested = not (self._hook or self._freezes)  # an earlier round's programs may run again
         last = self._passes + (left if self._ends else min(left, KEPT_PASSES))
         while self._passes < last:
             left = last - self._passes
-            seen = self._store(left if rested else min(left, BEFORE_QUIET), lost)
-            lost, self._restless = [], seen.unaccepted
+            seen = self._store(left if rested else min(left, BEFORE_QUIET), unusable)
+            unusable, self._restless = [], seen.unaccepted
             if not rested:
                 check_guards(self._guards, EndingMachine(self._machine, self._lost))
                 self._quiet = quiesce(
@@ -212,13 +212,13 @@ class Snapshot:
                 self._look_for_losses(wait_s=LOSSES_TO_REFUSE_S if waits else LOSSES_S)
                 if self._home is not None and with_missed(self._lost, seen.missed).storable:
                     self._store_beside(self._home)
-            lost = compare_packs(self._remote)
-            if not lost:
+            unusable = compare_packs(self._remote)
+            if not unusable:
                 self._last = seen
                 return
             runner().log.warning(
                 "%d packs are missing in the store or marked by prune: storing their chunks again",
-                len(lost),
+                len(unusable),
             )
         raise StillChanging(
             f"workspace {self._workspace.spec.name} on machine {self._machine.id} did not come to "
@@ -244,10 +244,12 @@ class Snapshot:
 
     def verify(self) -> Verified:
         """Compare everything in the store with what was committed."""
-        self._verified = verify(self._workspace, self._remote, self._stored, self._machine.id)
+        self._verified, lines = verify(
+            self._workspace, self._remote, self._stored, self._machine.id
+        )
         line = lineage_of(self._verified.manifest)
         self._since = self._since or line.parent  # in a later round, that is of an earlier one
-        others = look_for_work_elsewhere(self._workspace, line, self._since)
+        others = look_for_work_elsewhere(self._workspace, line, self._since, lines)
         self._behind = is_behind(line, others)
         return self._verified
 
@@ -365,13 +367,13 @@ class Snapshot:
         else:
             homes = look_at_homes(self._remote, rented=self._rented, volumes=self._volumes)
             now = judge_losses(homes, self._workspace.spec)
-            if now.own_mark == self._lost.own_mark:
+            if now.user_mark == self._lost.user_mark:
                 return
-            changed = now.own or "those that were there have gone"
+            changed = now.users or "those that were there have gone"
         raise StillChanging(
             f"files beside the workspace came or changed on machine {self._machine.id} after "
             f"torpor had looked at them: {changed}. The machine was not destroyed: hibernate "
-            f"again, or accept the loss of these files: `--accept-lost '{OWN_FILES}'`"
+            f"again, or accept the loss of these files: `--accept-lost '{USER_FILES}'`"
         )
 
     @property
@@ -396,12 +398,12 @@ class Snapshot:
 
     def _begin_beside(self, home: StoredWorkspace) -> Snapshot:
         spec = self._workspace.spec
-        own = OwnFiles(spec.paths, spec.accept_lost, self._rented, list(self._volumes))
-        return Snapshot(home, self._session, self._machine, [], own=own).__enter__()
+        files = UserFiles(spec.paths, spec.accept_lost, self._rented, list(self._volumes))
+        return Snapshot(home, self._session, self._machine, [], user_files=files).__enter__()
 
-    def _store(self, passes: int, lost: Sequence[ObjectKey]) -> Stored:
+    def _store(self, passes: int, unusable: Sequence[ObjectKey]) -> PassesOutcome:
         began_unix = time.time()
-        seen = store(self._remote, self._passes + 1, passes, lost)
+        seen = store(self._remote, self._passes + 1, passes, unusable)
         self._read_unix = max(began_unix, time.time() - max(0.0, seen.ago_s))
         self._passes += seen.passes
         self._new_bytes, self._stored_bytes = seen.new_bytes, seen.stored_bytes

@@ -187,7 +187,7 @@ def _hand_over(
                 check(session, True)
                 hand_over(tenancy, alone=False, untaken=True)
             return
-        restore = new_restore(opened, session, _held(opened, session, newest))
+        restore = new_restore(opened, session, _restored_there(opened, session, newest))
         give_up = partial(_give_up, opened, tenancy, session, partial(check, session, False))
         with restore_run_before_handover(restore, tenancy, give_up):
             if not restore.plan.complete:
@@ -212,7 +212,9 @@ def _give_up(
         tenancy.abandon(_NOT_WHOLE)
 
 
-def _held(opened: OpenWorkspace, session: Session, newest: StoredSnapshot) -> StoredSnapshot:
+def _restored_there(
+    opened: OpenWorkspace, session: Session, newest: StoredSnapshot
+) -> StoredSnapshot:
     """The snapshot that the machine holds whole, as far as it and the store say."""
     held = line_held(opened, session)
     if held is None or held == newest.snapshot:

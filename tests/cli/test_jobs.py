@@ -29,6 +29,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     jobs: list[dict[str, Any]] = []
     offer = SimpleNamespace(bound_usd_h=0.5)
     found = SimpleNamespace(
+        max_price_usd_h=0.6,
         rows=lambda: [{"market": "vast", "$/h": "0.500"}],
         fitting=[SimpleNamespace(offer=offer)],
     )
@@ -66,12 +67,11 @@ def test_a_job_begins_after_a_yes_to_the_price_with_its_options(
     _run([*SPOT, *given, "--", "echo", "--spot", "never"])
     said = "".join(capsys.readouterr())
     assert "Rent 2 machines for mywork at 1.000 $/h, 24.00 $ a day" in said
-    assert "another one whenever one is lost" in said
+    assert "another one whenever one is lost, for at most 0.600 $/h?" in said
     (job,) = begun
     assert job["command"] == ["echo", "--spot", "never"]
     assert (job["spot"], job["save_minutes"], job["nodes"]) == ("allowed", 5.0, 2)
-    assert (job["most_hours"], job["most_usd"]) == (1.5, 5.0)
-    assert job["max_price_usd_h"] == 0.5  # of each machine, as the question named it
+    assert (job["max_hours"], job["max_usd"]) == (1.5, 5.0)
     assert job["save"] == ["bash", "-lc", "sync.sh now"]
     assert (job["on_cancel"], job["gpu"], job["image"]) == ("keep", "H100:8", "")
 
@@ -82,7 +82,7 @@ def test_a_job_has_limits_of_hours_and_dollars(
 ) -> None:
     _run([*SPOT, "--yes", "--max-hours", given, "--max-usd", "20", "--", "true"])
     (job,) = begun
-    assert (job["most_hours"], job["most_usd"]) == (hours, 20.0)
+    assert (job["max_hours"], job["max_usd"]) == (hours, 20.0)
 
 
 @pytest.mark.parametrize("given", ["nan", "inf", "soon"])
@@ -122,7 +122,7 @@ def test_the_offers_in_the_question_are_those_that_the_job_would_rent(
             "newest",
             False,
             WantChange("L40S, 24GB+", [], "allowed", "ours:1"),
-            {"nodes": 2, "most_usd": 5.0},
+            {"nodes": 2, "max_usd": 5.0},
         )
     ]
     assert begun == []
@@ -282,11 +282,11 @@ def approvals(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     let: list[Any] = []
     record = Job(
         id=JOB, workspace=WorkspaceName("mywork"), block="mywork", command=["a"], created_unix=1.0,
-        most_usd=20.0,
+        max_usd=20.0,
     )  # fmt: skip
 
     def approve(opened: Any, job: Job, approval: Approval) -> Job:
-        let.append((opened, approval.most_hours, approval.most_usd, approval.past_budgets))
+        let.append((opened, approval.max_hours, approval.max_usd, approval.past_budgets))
         return msgspec.structs.replace(job, **approval.changes(job))
 
     monkeypatch.setattr("torpor_cli.jobs.connected", nullcontext)

@@ -150,7 +150,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
         seen.does("offers", workspace=workspace, given=given, **more)
         offer = SimpleNamespace(offer=SimpleNamespace(bound_usd_h=0.5))
         rows = [{"market": "vast", "$/h": "0.500"}]
-        return SimpleNamespace(rows=lambda: rows, title=lambda: "1 fits", fitting=[offer])
+        return SimpleNamespace(
+            rows=lambda: rows, title=lambda: "1 fits", fitting=[offer], max_price_usd_h=None
+        )
 
     def save(block: Workspace, name: str) -> None:
         seen.saved[name] = block
@@ -203,15 +205,14 @@ def test_a_first_run_makes_a_workspace_rents_sends_stores_and_runs(
         "workspace": here.name,
         "gpu": "RTX 4090",
         "job": here.given["job"]["job"],
-        "most_usd": 0.0,
-        "max_price_usd_h": 0.5,  # as the question named it
+        "max_usd": 0.0,
+        "agreed_usd_h": 0.5,  # as the question named it
     }
-    assert here.given["job"]["max_price_usd_h"] == 0.5
     assert is_job_id(here.given["job"]["job"])
     assert (here.sent, here.given["send"]["into"]) == (("data.csv", "train.py"), "/workspace")
     job = here.given["job"]
     assert (job["workspace"], job["command"]) == (here.name, ["python", "train.py"])
-    assert (job["env"], job["gpu"], job["most_hours"]) == (["LR=1"], "RTX 4090", 1.5)
+    assert (job["env"], job["gpu"], job["max_hours"]) == (["LR=1"], "RTX 4090", 1.5)
 
 
 def test_a_run_says_before_it_rents_where_nobody_ends_a_machine_that_it_leaves(
@@ -344,7 +345,7 @@ def test_torpor_yaml_says_all_that_options_say(here: Here) -> None:
     assert job["workspace"] == "mywork"
     assert job["command"] == argv_of("", "python train.py", [])
     assert (job["env"], job["secrets"]) == (["A=1", "B=2"], ["HF_TOKEN=hugging-face"])
-    assert (job["spot"], job["most_hours"], job["save_minutes"]) == ("allowed", 2.0, 5.0)
+    assert (job["spot"], job["max_hours"], job["save_minutes"]) == ("allowed", 2.0, 5.0)
     assert here.given["create"]["gpu"] == "L40S"
     assert here.did[-1] == "bring"
 
@@ -358,7 +359,7 @@ def test_options_count_more_than_torpor_yaml(here: Here) -> None:
     _run("--yes", *given, "--", "true")
     job = here.given["job"]
     assert (job["workspace"], job["command"], job["gpu"]) == ("other", ["true"], "H100")
-    assert (job["most_hours"], here.given["bring"]["path"]) == (1.0, "/workspace/b")
+    assert (job["max_hours"], here.given["bring"]["path"]) == (1.0, "/workspace/b")
 
 
 def test_another_file_is_named_in_its_errors(here: Here) -> None:
@@ -443,9 +444,10 @@ def test_the_question_names_all_secrets_that_the_command_gets(
         "and give its command the variable HF_TOKEN, the file .env, the Secret block any-block as "
         "X, the Secret block other as Y"
     )
+    later = "at what it costs then (max_price_usd_h of the workspace limits that)"
     _run(*given, *COMMAND)
     said = " ".join("".join(capsys.readouterr()).split())
-    assert f"another one whenever one is lost, {gets}?" in said
+    assert f"another one whenever one is lost, {later}, {gets}?" in said
     assert "hunter2" not in said
     _run(*given, *COMMAND)  # on the machine that is awake by now
     said = " ".join("".join(capsys.readouterr()).split())
@@ -621,14 +623,14 @@ def test_the_money_and_the_retries_of_a_job_are_those_of_a_run(
     (here.folder / "torpor.yaml").write_text("max_usd: 2\nretries: 3\n")
     _run("--yes", *COMMAND)
     job = here.given["job"]
-    assert (job["most_usd"], job["retries"], here.given["create"]["most_usd"]) == (2, 3, 2)
+    assert (job["max_usd"], job["retries"], here.given["create"]["max_usd"]) == (2, 3, 2)
     here.machines.clear()
     here.snapshots.append("S1")
     _run("--max-usd", "5", "--retries", "0", *COMMAND)
-    assert (here.given["job"]["most_usd"], here.given["job"]["retries"]) == (5, 0)
+    assert (here.given["job"]["max_usd"], here.given["job"]["retries"]) == (5, 0)
     wake = here.given["wake"]
-    assert (wake["most_usd"], wake["job"]) == (5, here.given["job"]["job"])
-    assert here.given["offers"]["most_usd"] == 5  # the question names what this money pays for
+    assert (wake["max_usd"], wake["job"]) == (5, here.given["job"]["job"])
+    assert here.given["offers"]["max_usd"] == 5  # the question names what this money pays for
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.activity import NOW_S, activity, quiet, sample
-from torpor.control.idleness import Verdict, idle_in_s, judge_idleness
+from torpor.control.idleness import Verdict, forecast_idleness, judge_idleness
 from torpor.shared.values import IdleRules
 from torpor.shared.wire.activity import (
     GPU_LOST,
@@ -327,7 +327,7 @@ def test_a_machine_that_nobody_has_used_sleeps_where_its_workspace_says_so_and_n
 def test_when_a_machine_will_be_idle_is_its_window_after_the_last_use(
     samples: list[Sample], changes: dict[str, Any], left_s: float | None
 ) -> None:
-    assert idle_in_s(activity(samples, **changes), RULES) == left_s
+    assert forecast_idleness(activity(samples, **changes), RULES).idle_in_s == left_s
 
 
 @given(_SPELLS)
@@ -335,7 +335,7 @@ def test_a_machine_that_nobody_uses_any_more_is_idle_when_it_was_said_to_be(
     spells: list[tuple[int, int, dict[str, Any]]],
 ) -> None:
     samples = _machine(spells)
-    left_s = idle_in_s(activity(samples), RULES)
+    left_s = forecast_idleness(activity(samples), RULES).idle_in_s
     if not left_s or samples[-1].gpus != 1 or samples[-1].boot != sample(0).boot:
         return
     later = int(NOW_S + left_s) + 2  # the window's first second counts, too

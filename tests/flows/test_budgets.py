@@ -211,6 +211,7 @@ def test_records_that_cannot_be_read_rent_nothing(lab: Lab) -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Rentals, "open", away)
+            patch.setattr(Rentals, "since", away)
             with pytest.raises(StoreUnavailable), renting(opened) as held:
                 create_machine(held, offers)
             (words,) = what_is_left(opened)

@@ -19,6 +19,7 @@ from tests.fixtures.plain_flows import (
 )
 from torpor.control.providers.gpu_wishes import wishes_of
 from torpor.control.providers.gpus import GpuModel
+from torpor.control.providers.offers import misfit
 from torpor.shared.errors import InvalidInput, NoOffer
 from torpor.shared.values import Want, WantChange
 
@@ -94,22 +95,25 @@ def test_no_machine_is_dearer_than_what_a_person_agreed_to(lab_of_gpus: Lab) -> 
     )
     fresh = lab_of_gpus.named("fresh")
     for rents in (
-        lambda: wake_plainly(lab_of_gpus.opened, max_price_usd_h=agreed),
-        lambda: replicate_plainly(lab_of_gpus.opened, max_price_usd_h=agreed),
-        lambda: run_plainly(fresh.opened, create, max_price_usd_h=agreed),
+        lambda: wake_plainly(lab_of_gpus.opened, agreed_usd_h=agreed),
+        lambda: replicate_plainly(lab_of_gpus.opened, agreed_usd_h=agreed),
+        lambda: run_plainly(fresh.opened, create, agreed_usd_h=agreed),
     ):
-        with pytest.raises(NoOffer, match=r"it costs 4.01 \$/h, the limit is 4 \$/h"):
+        with pytest.raises(NoOffer, match=r"may come to 4.01 \$/h, and 4 \$/h were agreed to"):
             rents()
     assert _ordered(lab_of_gpus) == []
-    wake_plainly(lab_of_gpus.opened, max_price_usd_h=4.01)
+    wake_plainly(lab_of_gpus.opened, agreed_usd_h=4.01)
     assert _ordered(lab_of_gpus) == ["1"]
 
 
-def test_what_a_person_agrees_to_raises_no_limit_of_the_block(lab: Lab) -> None:
+def test_what_a_person_agrees_to_limits_what_an_offer_may_come_to_and_no_bid(lab: Lab) -> None:
+    """A bid of what a spot machine costs just now would lose it at the first rise."""
     opened = lab.wanting(want=Want(max_price_usd_h=3.0))
-    for agreed, limit in ((None, 3.0), (2.0, 2.0), (5.0, 3.0)):
-        want = opened.wanting(WantChange(max_price_usd_h=agreed)).spec.want
-        assert want.max_price_usd_h == limit
+    want = opened.wanting(WantChange(agreed_usd_h=2.0)).spec.want
+    assert (want.max_price_usd_h, want.agreed_usd_h) == (3.0, 2.0)
+    spot = msgspec.structs.replace(H100, price_usd_h=1.0, most_usd_h=2.5)
+    assert "may come to 2.5 $/h, and 2 $/h were agreed to" in misfit(spot, want)
+    assert not misfit(msgspec.structs.replace(spot, most_usd_h=2.0), want)
 
 
 def test_a_job_rents_what_it_is_told_in_place_of_what_its_block_says(
@@ -125,11 +129,9 @@ def test_a_job_rents_what_it_is_told_in_place_of_what_its_block_says(
     monkeypatch.setattr(JOB_FLOW, "wake_workspace", wake)
     drive_job(lab, left_job(lab))
     drive_job(lab, left_job(lab, "3f2a9c81d04f", gpu="L40S:2", image="own", spot="only"))
-    drive_job(lab, left_job(lab, "3f2a9c81d050", max_price_usd_h=0.5))
     assert wanted == [
         Want(gpu="H100", image="usual", disk_gib=7.0),
         Want(gpu="L40S:2", image="own", spot="only", disk_gib=7.0),
-        Want(gpu="H100", image="usual", disk_gib=7.0, max_price_usd_h=0.5),
     ]
 
 

@@ -39,7 +39,7 @@ from torpor.shared.errors import (
 )
 from torpor.shared.values import MachineId, WorkspaceName
 from torpor.shared.wire.losses import LookAtHomes, Losses
-from torpor.shared.wire.snapshot import BeginSnapshot, Confirm, Store
+from torpor.shared.wire.snapshot import BeginSnapshot, Confirm, StorePasses
 from torpor_cli.output import quiet
 
 HOME = WorkspaceName("home--demo")
@@ -401,10 +401,10 @@ def test_more_than_a_mistake_holds_keeps_the_machine(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _work_in(home)
-    monkeypatch.setattr("torpor.machine.agent.own_files.MOST_BYTES", 2000)
+    monkeypatch.setattr("torpor.machine.agent.user_files.MOST_BYTES", 2000)
     assert "with 2,000 bytes, and there are 6 with 2,0" in _kept(sealed_lab)
     monkeypatch.undo()
-    monkeypatch.setattr("torpor.machine.agent.own_files.MOST_FILES", 3)
+    monkeypatch.setattr("torpor.machine.agent.user_files.MOST_FILES", 3)
     assert "at most 3 files" in _kept(sealed_lab)
     monkeypatch.undo()
     assert hibernate_plainly(sealed_lab.opened).destroyed
@@ -431,7 +431,7 @@ def test_a_look_that_is_not_answered_keeps_the_machine(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _work_in(home)
-    monkeypatch.setattr("torpor.machine.agent.own_files.HOMES_S", -1.0)
+    monkeypatch.setattr("torpor.machine.agent.user_files.HOMES_S", -1.0)
     assert "what else is there is not known: the look at the homes did not" in _kept(sealed_lab)
 
 
@@ -633,7 +633,7 @@ def test_what_is_written_into_the_workspace_during_the_last_look_at_the_homes_is
 
     def written_meanwhile(self: NearMachine, request: Any, **options: Any) -> Any:
         answer = call(self, request, **options)
-        if isinstance(request, BeginSnapshot) and request.own is not None:
+        if isinstance(request, BeginSnapshot) and request.user_files is not None:
             homes.append(request.run)
         at_homes = isinstance(request, LookAtHomes) or (
             isinstance(request, Confirm) and request.run in homes
@@ -737,9 +737,9 @@ def test_a_file_that_cannot_be_read_keeps_the_machine_and_the_workspace_is_store
     _work_in(home)
 
     def refuse(number: int, request: Any) -> None:
-        if isinstance(request, BeginSnapshot) and request.own is not None:
+        if isinstance(request, BeginSnapshot) and request.user_files is not None:
             own.append(request.run)
-        if isinstance(request, Store) and request.run in own:
+        if isinstance(request, StorePasses) and request.run in own:
             raise MachineError("near: /root/proj/a cannot be read: Permission denied")
 
     _before_each_call(monkeypatch, refuse)

@@ -62,8 +62,8 @@ def _over(lab: Lab, **limits: float) -> tuple[Job, str]:
 @pytest.mark.parametrize(
     ("limits", "why"),
     [
-        ({"most_hours": 2 / 3600}, "its time is over: the command ran for "),
-        ({"most_usd": 0.003}, "its money is spent: 0.00 $ of 0.00 $ so far"),  # at 4 $ an hour
+        ({"max_hours": 2 / 3600}, "its time is over: the command ran for "),
+        ({"max_usd": 0.003}, "its money is spent: 0.00 $ of 0.00 $ so far"),  # at 4 $ an hour
     ],
     ids=["time", "money"],
 )
@@ -73,8 +73,8 @@ def test_a_job_that_has_used_what_it_may_is_stored_and_its_machine_ends(
     monkeypatch.setattr(exhaustion, "LEAST_S", 0.0)
     ended, said = _over(lab, **limits)
     rows = {row["what"]: row["value"] for row in job_rows(lab, ended)}
-    most = limits.get("most_usd", limits.get("most_hours", 0) * 3600)
-    assert rows["limits"].endswith(f"of {most:.2f} $" if "most_usd" in limits else " h"), rows
+    most = limits.get("max_usd", limits.get("max_hours", 0) * 3600)
+    assert rows["limits"].endswith(f"of {most:.2f} $" if "max_usd" in limits else " h"), rows
     assert (ended.state, ended.attempts[-1].end) == ("over budget", "stopped")
     assert ended.why.startswith(why)
     assert lab.machines() == [] and ended.final == lab.snapshots()[0].snapshot
@@ -93,7 +93,7 @@ def test_what_the_money_of_a_job_does_not_pay_for_an_hour_is_not_rented(
 ) -> None:
     hibernate_plainly(lab.opened)
     before = len(lab.market.orders)
-    ended, said = _over(lab, most_usd=3.9)
+    ended, said = _over(lab, max_usd=3.9)
     assert ended.state == "over budget" and ended.attempts == []
     assert "it costs 4 $/h; what is left of the job's money pays for 3.9 $/h" in said
     assert len(lab.market.orders) == before
@@ -117,11 +117,11 @@ def test_a_machine_is_rented_for_the_job_that_begins_there_next(lab: Lab) -> Non
     """Its money pays for it from the rental on."""
     with PlainRunner(lab.opened):
         with pytest.raises(BudgetExceeded, match=r"pays for 3\.9 \$/h"):
-            create.fn(DEMO, job=ID, most_usd=3.9)
+            create.fn(DEMO, job=ID, max_usd=3.9)
         with pytest.raises(InvalidInput, match="name the `job`, too"):
-            create.fn(DEMO, most_usd=3.9)
+            create.fn(DEMO, max_usd=3.9)
         assert lab.market.orders == []
-        machine = create.fn(DEMO, job=ID, most_usd=5.0).id
+        machine = create.fn(DEMO, job=ID, max_usd=5.0).id
         place = lab.workspace(machine)
         (place / "train.py").write_text("sent")
         (rental,) = lab.opened.rentals.open()
@@ -179,12 +179,12 @@ def test_a_quote_names_only_what_the_job_would_rent(lab: Lab, place: Path) -> No
         (fits,) = list_offers(DEMO, starts=False, nodes=2).fitting
         assert fits.offer.provider == lab.market.identity
         with pytest.raises(BudgetExceeded, match=r"2 at 4 .*each cost; .*pays for 7\.9"):
-            list_offers(DEMO, starts=False, nodes=2, most_usd=7.9)
+            list_offers(DEMO, starts=False, nodes=2, max_usd=7.9)
     lab.opened = replace(lab.opened, providers=(lab.market,))
     with PlainRunner(lab.opened):
-        assert list_offers(DEMO, starts=False, most_usd=4.0).fitting
+        assert list_offers(DEMO, starts=False, max_usd=4.0).fitting
         with pytest.raises(BudgetExceeded, match=r"pays for 3\.9"):
-            list_offers(DEMO, starts=False, most_usd=3.9)
+            list_offers(DEMO, starts=False, max_usd=3.9)
     lab.opened = replace(lab.opened, providers=(apart,))
     with (
         PlainRunner(lab.opened),
@@ -216,7 +216,7 @@ def moving(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Moving:
         rental, created_unix=hour_ago, spot=True, most_usd_h=10.0, on_demand_usd_h=10.0, job=JOB
     )
     left_job(
-        lab, attempts=[attempt_on(machine, rental, began_unix=hour_ago)], most_usd=6.0,
+        lab, attempts=[attempt_on(machine, rental, began_unix=hour_ago)], max_usd=6.0,
         created_unix=hour_ago - 1,
     )  # fmt: skip
     return moves
@@ -312,12 +312,12 @@ def test_a_job_goes_on_past_its_limit_where_a_person_has_approved_it(
 ) -> None:
     (record,) = lab.opened.jobs.open()
     with PlainRunner(lab.opened):
-        assert approve(lab.opened, record, _approved(most_usd=40.0)).most_usd == 40.0
+        assert approve(lab.opened, record, _approved(max_usd=40.0)).max_usd == 40.0
     moving.rise = 5.9
     seen: list[float] = []
-    story.during = lambda: seen.append(lab.opened.jobs.open()[0].most_usd)
+    story.during = lambda: seen.append(lab.opened.jobs.open()[0].max_usd)
     ended = drive_job(lab, record)
-    assert (ended.state, ended.most_usd, seen) == ("succeeded", 40.0, [40.0])
+    assert (ended.state, ended.max_usd, seen) == ("succeeded", 40.0, [40.0])
     assert lab.opened.jobs.approved(JOB) is None  # it goes with the job
 
 
@@ -326,8 +326,8 @@ def test_an_approval_counts_while_the_job_is_driven(lab: Lab, moving: Moving, st
     (record,) = lab.opened.jobs.open()
 
     def during() -> None:
-        approve(lab.opened, lab.opened.jobs.open()[0], _approved(most_usd=40.0))
-        until(lambda: lab.opened.jobs.open()[0].most_usd == 40.0, "its driver has read it")
+        approve(lab.opened, lab.opened.jobs.open()[0], _approved(max_usd=40.0))
+        until(lambda: lab.opened.jobs.open()[0].max_usd == 40.0, "its driver has read it")
         moving.rise = 5.9
 
     story.during = during
@@ -346,7 +346,7 @@ def test_an_approval_that_cannot_be_believed_changes_no_limit(
         lambda: lab.opened.jobs.stop_asked(JOB) is not None, "the job is asked to stop"
     )
     ended = drive_job(lab, record)
-    assert (ended.state, ended.most_usd) == ("over budget", 6.0)
+    assert (ended.state, ended.max_usd) == ("over budget", 6.0)
 
 
 def test_an_approval_replaces_one_that_cannot_be_believed(lab: Lab, moving: Moving) -> None:
@@ -354,21 +354,21 @@ def test_an_approval_replaces_one_that_cannot_be_believed(lab: Lab, moving: Movi
     key = ObjectKey(f"workspaces/{DEMO}/jobs/approved/{JOB}")
     lab.store.put(key, b'{"most_usd": 1000.0, "approved_unix": 1.0}')
     with PlainRunner(lab.opened):
-        assert approve(lab.opened, record, _approved(most_hours=3.0)).most_usd == 6.0
+        assert approve(lab.opened, record, _approved(max_hours=3.0)).max_usd == 6.0
 
 
 def test_an_approval_that_comes_too_late_or_would_never_end_is_refused(
     lab: Lab, moving: Moving
 ) -> None:
     (record,) = lab.opened.jobs.open()
-    endless = msgspec.structs.replace(record, most_usd=0.0)
+    endless = msgspec.structs.replace(record, max_usd=0.0)
     with pytest.raises(InvalidInput, match="nothing would end it"):
         approve(lab.opened, endless, _approved(past_budgets=True))
     assert lab.opened.jobs.approved(JOB) is None
     moving.rise = 2.5
     assert _stop(lab) is not None
     with pytest.raises(InvalidInput, match=r"being stopped already .*Run it again"):
-        approve(lab.opened, record, _approved(most_usd=40.0))
+        approve(lab.opened, record, _approved(max_usd=40.0))
     assert lab.opened.jobs.approved(JOB) is None  # else it would hold for the next run of the job
 
 
@@ -383,23 +383,23 @@ def test_an_approval_holds_while_the_nodes_of_a_job_are_renewed(
     """Its machine is hibernated, and the job goes on with new ones."""
     machine, rental = handed_over(lab.opened)
     of = [attempt_on(machine, rental, ended_unix=2.0, status=0, **one) for one in attempts]
-    record = left_job(lab, nodes=2, state="hibernating", attempts=of, most_usd=0.01)
+    record = left_job(lab, nodes=2, state="hibernating", attempts=of, max_usd=0.01)
     if not goes_on:
         with pytest.raises(InvalidInput, match=r"being stopped already \(hibernating\)"):
-            approve(lab.opened, record, _approved(most_usd=40.0))
+            approve(lab.opened, record, _approved(max_usd=40.0))
         assert lab.opened.jobs.approved(JOB) is None
         return
-    approve(lab.opened, record, _approved(most_hours=1.0))
-    assert approve(lab.opened, record, _approved(most_usd=40.0)).most_usd == 40.0
+    approve(lab.opened, record, _approved(max_hours=1.0))
+    assert approve(lab.opened, record, _approved(max_usd=40.0)).max_usd == 40.0
     approval = lab.opened.jobs.approved(JOB)
-    assert approval is not None and (approval.most_usd, approval.most_hours) == (40.0, 1.0)
+    assert approval is not None and (approval.max_usd, approval.max_hours) == (40.0, 1.0)
 
 
 def test_the_money_of_a_job_is_watched_while_its_nodes_are_renewed(lab: Lab) -> None:
     machine, rental = handed_over(lab.opened)
     lab.opened.rentals.change(rental, created_unix=time.time() - 3600, job=JOB)
     lost = attempt_on(machine, rental, ended_unix=2.0, end="machine lost")
-    left_job(lab, nodes=2, state="hibernating", attempts=[lost], most_usd=1.0)
+    left_job(lab, nodes=2, state="hibernating", attempts=[lost], max_usd=1.0)
     stop = _stop(lab)
     assert stop is not None and "its money is spent" in stop.why
 
@@ -408,14 +408,14 @@ def test_what_was_approved_before_and_not_read_yet_holds_beside_the_next_approva
     lab: Lab, moving: Moving
 ) -> None:
     (record,) = lab.opened.jobs.open()
-    approve(lab.opened, record, _approved(most_usd=40.0, past_budgets=True))
-    then = approve(lab.opened, record, _approved(most_hours=3.0))
-    assert (then.most_usd, then.most_hours, then.past_budgets) == (40.0, 3.0, True)
-    approve(lab.opened, record, _approved(most_usd=50.0))
+    approve(lab.opened, record, _approved(max_usd=40.0, past_budgets=True))
+    then = approve(lab.opened, record, _approved(max_hours=3.0))
+    assert (then.max_usd, then.max_hours, then.past_budgets) == (40.0, 3.0, True)
+    approve(lab.opened, record, _approved(max_usd=50.0))
     approval = lab.opened.jobs.approved(JOB)
     assert approval is not None
     assert msgspec.structs.replace(record, **approval.changes(record)) == msgspec.structs.replace(
-        record, most_usd=50.0, most_hours=3.0, past_budgets=True
+        record, max_usd=50.0, max_hours=3.0, past_budgets=True
     )
 
 

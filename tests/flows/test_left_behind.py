@@ -24,7 +24,7 @@ from tests.fixtures.world import World
 from torpor.control.remote.snapshot import RemoteSnapshot
 from torpor.shared.errors import AgentLost, InvalidInput, UnsavedWork, WorkspaceInvalid
 from torpor.shared.wire.losses import LookForLosses
-from torpor.shared.wire.snapshot import Store
+from torpor.shared.wire.snapshot import StorePasses
 from torpor_cli.output import quiet
 
 
@@ -76,7 +76,7 @@ def test_a_workspace_that_changed_is_stored_also_where_the_machine_must_stay(
 
     def once(machine: NearMachine, request: Any, **options: Any) -> Any:
         answer = call(machine, request, **options)
-        if isinstance(request, Store) and request.packs and not lost:
+        if isinstance(request, StorePasses) and request.packs and not lost:
             lost.append(request)
             raise AgentLost("the answer is lost")
         return answer

@@ -133,7 +133,7 @@ def test_a_refused_rental_hides_no_other_machine_of_its_workspace(
     report = _watch(lab)
     assert looked == [machine.id]
     (row,) = [one for one in report.watched if one.machine == machine.id]
-    assert (row.kind, row.idle) == ("idle", False) and key in row.next_step
+    assert (row.kind, row.hibernates) == ("idle", False) and key in row.next_step
     assert [one.machine.id for one in report.findings if one.machine] == [other.id]
     assert {one.id for one in lab.machines()} == {machine.id, other.id}
     found = run_plainly(lab.opened, reconcile)

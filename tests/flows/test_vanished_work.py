@@ -14,7 +14,7 @@ from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.lab_saves import killed_backup, save_by_schedule
 from tests.fixtures.manifests import PLAIN
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
-from torpor.control.losses import OWN_FILES
+from torpor.control.losses import USER_FILES
 from torpor.control.reports import HibernateReport
 from torpor.control.store.manifests import open_manifest, snapshot_ids
 from torpor.control.upkeep.autosaves import KEPT, thin
@@ -217,7 +217,7 @@ def test_a_directory_that_its_user_moved_behind_a_link_of_its_name_keeps_no_mach
     move(linked)
     if backed_up:
         assert not _missed(hibernate_plainly(lab.wanting(paths=now), destroy=False))
-    beside = lab.wanting(paths=now, accept_lost=[OWN_FILES])  # the other directories of this home
+    beside = lab.wanting(paths=now, accept_lost=[USER_FILES])  # the other directories of this home
     report = hibernate_plainly(beside)
     assert (report.destroyed, _missed(report)) == (True, [])
 
@@ -245,7 +245,7 @@ def test_a_link_that_does_not_lead_to_what_the_directory_of_its_name_held_keeps_
         with pytest.raises(UnsavedWork, match=rf"{linked}/workspace was a directory"):
             hibernate_plainly(opened)
     assert lab.machines()
-    assert hibernate_plainly(opened, accept_lost=["~/workspace", OWN_FILES]).destroyed
+    assert hibernate_plainly(opened, accept_lost=["~/workspace", USER_FILES]).destroyed
 
 
 def test_a_directory_that_was_renamed_beside_a_link_to_its_copy_keeps_the_machine(
@@ -260,7 +260,7 @@ def test_a_directory_that_was_renamed_beside_a_link_to_its_copy_keeps_the_machin
     with pytest.raises(UnsavedWork, match=rf"{linked}/workspace was a directory"):
         hibernate_plainly(lab.opened)
     shutil.rmtree(linked / "old")
-    assert hibernate_plainly(lab.opened, accept_lost=[OWN_FILES]).destroyed
+    assert hibernate_plainly(lab.opened, accept_lost=[USER_FILES]).destroyed
 
 
 def test_a_link_that_leads_to_the_old_directory_again_keeps_no_machine(
@@ -273,7 +273,7 @@ def test_a_link_that_leads_to_the_old_directory_again_keeps_no_machine(
     (linked / "workspace").unlink()
     (linked / "workspace").symlink_to("old")
     shutil.rmtree(linked / "new")
-    assert hibernate_plainly(lab.opened, accept_lost=[OWN_FILES]).destroyed
+    assert hibernate_plainly(lab.opened, accept_lost=[USER_FILES]).destroyed
 
 
 # -- what only autosaves hold

@@ -260,7 +260,7 @@ def test_a_job_that_a_person_lets_go_past_the_budget_goes_on(
         rental=machine.label.rental, spot=True, price_usd_h=4.0, began_unix=0, seen_unix=0,
     )  # fmt: skip
     job = Job(id="0" * 12, workspace=DEMO, block="demo", command=["x"], created_unix=0,
-              state="running", attempts=[attempt], most_usd=40, past_budgets=heeded)  # fmt: skip
+              state="running", attempts=[attempt], max_usd=40, past_budgets=heeded)  # fmt: skip
     jobs.take(job, "gone")
     if not heeded:
         jobs.approve(job.id, Approval(past_budgets=True, approved_unix=time.time()))
@@ -280,7 +280,7 @@ def test_a_job_on_another_machine_keeps_no_replica_past_the_budget(
         spot=True, price_usd_h=4.0, began_unix=0, seen_unix=0,
     )  # fmt: skip
     job = Job(id="0" * 12, workspace=DEMO, block="demo", command=["x"], created_unix=0,
-              state="running", attempts=[attempt], most_usd=40, past_budgets=past)  # fmt: skip
+              state="running", attempts=[attempt], max_usd=40, past_budgets=past)  # fmt: skip
     jobs.take(job, "drives it")
     _, runs, _ = _watch(lab, 0)
     hibernated = [one["machine"] for one in runs.started if one["flow"] == "hibernate"]

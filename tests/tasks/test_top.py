@@ -58,7 +58,7 @@ def test_a_picture_shows_what_each_machine_does_and_costs_and_the_jobs(
 ) -> None:
     machine, rental = handed_over(lab.opened)
     other, _ = standing(lab.opened)
-    left_job(lab, attempts=[attempt_on(machine, rental)], most_usd=9e9)
+    left_job(lab, attempts=[attempt_on(machine, rental)], max_usd=9e9)
     works = quiet(10, gpus=2, gpu=88, cpu=310, network=2000, disk=UNKNOWN)
     seen = picture(works)
     rows = {row["machine"]: row for row in seen.tables()[1]}

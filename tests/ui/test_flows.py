@@ -179,7 +179,7 @@ def test_forms_filled_and_submitted(
         "gpu": "",
         "regions": [],
         "job": "",
-        "most_usd": 0,
+        "max_usd": 0,
     }
     (machine,) = list_machines(NAME)
     fill(place_of(installation, NAME))
@@ -220,7 +220,7 @@ def test_forms_filled_and_submitted(
         "gpu": "",
         "regions": [],
         "job": "",
-        "most_usd": 0,
+        "max_usd": 0,
     }
     deployments.artifacts(run, "wake")
     (woken,) = list_machines(NAME)

@@ -5,9 +5,8 @@ Unknown is not idle, and missing is not zero: a second without a sample counts a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -44,6 +43,21 @@ class Verdict(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Forecast(NamedTuple):
+    """``idle_in_s``: in about how many seconds the machine will be idle if nobody uses it any more,
+    0 where it is idle; None where nobody can say."""
+
+    verdict: Verdict
+    idle_in_s: float | None
+
+
+class _Use(NamedTuple):
+    """``what`` was used, as a phrase for people."""
+
+    ago_s: float
+    what: str
+
+
 def judge_idleness(
     activity: Activity, rules: IdleRules, gpus: int = 0, *, since_s: float | None = None
 ) -> Verdict:
@@ -76,12 +90,12 @@ def judge_idleness(
         return Verdict("unknown", lost)
     if activity.runs and since_s is None:
         return Verdict("busy", OWN_WORK)
-    used = _server(activity, seen, window_s, rules, newest.gpus > 0)
-    if used:
-        return Verdict("busy", f"a server runs on it, and {used} ago")
-    person = _person(activity, seen, window_s) if rules.people else ""
-    if person:
-        return Verdict("busy", person)
+    server = _server(activity, seen, window_s, rules, newest.gpus > 0)
+    if server is not None:
+        return Verdict("busy", f"a server runs on it, and {server.what} {_span(server.ago_s)} ago")
+    person = _person(activity, seen, window_s, rules)
+    if person is not None:
+        return Verdict("busy", f"{person.what} was used {_span(person.ago_s)} ago")
     if activity.served_s is not None and any(
         _UNREADABLE in _causes(sample, rules) for sample in seen
     ):
@@ -89,12 +103,14 @@ def judge_idleness(
     return _by_seconds(newest, seen, window_s, rules, since_s is None)
 
 
-def idle_in_s(activity: Activity, rules: IdleRules, gpus: int = 0) -> float | None:
-    """In about how many seconds the machine will be idle if nobody uses it any more, 0 where it is
-    idle; None where nobody can say. ``gpus`` as above."""
+def forecast_idleness(activity: Activity, rules: IdleRules, gpus: int = 0) -> Forecast:
+    """The verdict, and when the machine will be idle. ``gpus`` as above."""
     verdict = judge_idleness(activity, rules, gpus)
-    if verdict.kind == "idle":
-        return 0.0
+    return Forecast(verdict, 0.0 if verdict.kind == "idle" else _idle_in_s(activity, rules))
+
+
+def _idle_in_s(activity: Activity, rules: IdleRules) -> float | None:
+    """Of a machine that is not idle: its window after the last use."""
     newest = activity.samples[-1] if activity.samples else None
     if newest is None or sampler_fault(activity) or activity.job_s is not None or activity.runs:
         return None
@@ -104,10 +120,9 @@ def idle_in_s(activity: Activity, rules: IdleRules, gpus: int = 0) -> float | No
     seen = _seen(activity, window_s)
     if not (seen and _worked(newest, rules)):
         return None
-    used_s = _last_use_s(activity, seen, rules, newest.gpus > 0)
-    people_s = _people_s(activity, seen) if rules.people else window_s
-    served_s = window_s if activity.served_s is None else activity.served_s
-    return window_s - min(used_s, people_s, served_s, window_s) or None
+    server = _server(activity, seen, window_s, rules, newest.gpus > 0)
+    uses = [use.ago_s for use in (server, _person(activity, seen, window_s, rules)) if use]
+    return window_s - min(_last_work_s(activity, seen, rules), window_s, *uses) or None
 
 
 def _seen(activity: Activity, window_s: float) -> list[Sample]:
@@ -124,33 +139,20 @@ def _worked(newest: Sample, rules: IdleRules) -> bool:
     return rules.unused or bool(worked) or 0 < rules.cpu_percent < newest.cpu_peak
 
 
-def _last_use_s(activity: Activity, seen: list[Sample], rules: IdleRules, gpus: bool) -> float:
+def _last_work_s(activity: Activity, seen: list[Sample], rules: IdleRules) -> float:
     """How long ago the work ended that keeps the machine busy. Seconds with work, and those without
-    a sample, are spared as long as they are few enough; the use of a server is not."""
+    a sample, are spared as long as they are few enough."""
     spare_s = (1 - rules.share) * rules.minutes * 60.0
     after_s = activity.now_s
     for sample in reversed(seen):
         missing_s = max(0.0, after_s - sample.at_s - 1.0)
         if missing_s > spare_s:
             break
-        causes = [*_causes(sample, rules)]
-        spare_s -= missing_s + bool(causes)
+        spare_s -= missing_s + any(True for _ in _causes(sample, rules))
         after_s = sample.at_s
-        on_server = sample.gpu > rules.gpu_percent if gpus else bool({*causes} - _NO_WORK)
-        if spare_s < 0 or (on_server and activity.served_s is not None):
+        if spare_s < 0:
             return activity.now_s - sample.at_s
     return activity.now_s - after_s + spare_s
-
-
-def _people_s(activity: Activity, seen: list[Sample]) -> float:
-    """How long ago somebody used the machine by SSH or by Jupyter."""
-    ago = [
-        quiet_s + activity.now_s - sample.at_s
-        for sample in seen
-        for quiet_s in (sample.ssh_s, sample.jupyter_s)
-        if quiet_s != NOBODY
-    ]
-    return min(ago, default=math.inf)
 
 
 def sampler_fault(activity: Activity) -> str:
@@ -177,27 +179,32 @@ def _lost(newest: Sample, seen: int, rented: int) -> str:
 
 def _server(
     activity: Activity, seen: list[Sample], window_s: float, rules: IdleRules, gpus: bool
-) -> str:
+) -> _Use | None:
     """The newest use of a server, if it was in the window."""
     if activity.served_s is None:
-        return ""
+        return None
+    uses = [_Use(activity.served_s, "started")] if activity.served_s < window_s else []
     for sample in reversed(seen):
         causes = set(_causes(sample, rules)) - _NO_WORK
         if sample.gpu > rules.gpu_percent or (causes and not gpus):
             what = "used a GPU" if gpus else "something worked"
-            return f"{what} {_span(activity.now_s - sample.at_s)}"
-    if activity.served_s < window_s:
-        return f"started {_span(activity.served_s)}"
-    return ""
+            uses.append(_Use(activity.now_s - sample.at_s, what))
+            break
+    return min(uses, default=None)
 
 
-def _person(activity: Activity, seen: list[Sample], window_s: float) -> str:
-    for sample in reversed(seen):
-        ago_s = activity.now_s - sample.at_s
-        for quiet_s, what in ((sample.ssh_s, "an SSH session"), (sample.jupyter_s, "Jupyter")):
-            if quiet_s != NOBODY and quiet_s + ago_s < window_s:
-                return f"{what} was used {_span(quiet_s + ago_s)} ago"
-    return ""
+def _person(
+    activity: Activity, seen: list[Sample], window_s: float, rules: IdleRules
+) -> _Use | None:
+    """The newest use by SSH or by Jupyter, if it was in the window and the rules count people."""
+    uses = [
+        _Use(quiet_s + activity.now_s - sample.at_s, what)
+        for sample in seen
+        for quiet_s, what in ((sample.ssh_s, "an SSH session"), (sample.jupyter_s, "Jupyter"))
+        if quiet_s != NOBODY
+    ]
+    newest = min(uses, default=None)
+    return newest if rules.people and newest is not None and newest.ago_s < window_s else None
 
 
 def _by_seconds(

@@ -23,21 +23,21 @@ _MOST_CHARS: Final = 200
 
 
 _YOURS: Final = "yours: "
-OWN_FILES: Final = "~/*"
+USER_FILES: Final = "~/*"
 """In ``accept_lost``: everything that a user has written in a home beside the workspace."""
 
 
 class Lost(msgspec.Struct, frozen=True):
     """``lines``: what is left behind, for a report. ``keep``: why the machine must be kept.
-    ``own``: what a user has written in a home beside the workspace, or that it is not known; such
-    a machine is kept until a person has accepted the loss, or all of it is stored. ``own_mark``: it
-    changes where there are other such files, or others are unknown. ``storable``: it is known, and
-    nothing else keeps the machine. ``stored``: what of it was stored, for a report."""
+    ``users``: what a user has written in a home beside the workspace, or that it is not known; such
+    a machine is kept until a person has accepted the loss, or all of it is stored. ``user_mark``:
+    it changes where there are other such files, or others are unknown. ``storable``: it is known,
+    and nothing else keeps the machine. ``stored``: what of it was stored, for a report."""
 
     lines: list[str] = []
     keep: list[str] = []
-    own: str = ""
-    own_mark: str = ""
+    users: str = ""
+    user_mark: str = ""
     storable: bool = False
     stored: list[str] = []
 
@@ -48,7 +48,7 @@ def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
     folders = [
         folder for folder in losses.folders if not is_accepted(spec.accept_lost, folder.path)
     ]
-    own = [one for one in losses.own if not is_accepted(spec.accept_lost, one.path)]
+    own = [one for one in losses.users if not is_accepted(spec.accept_lost, one.path)]
     lines = [_of_link(link) for link in links[:SHOWN]]
     lines += [f"{_YOURS}{_of_folder(one)}" for one in own[:SHOWN]]
     if len(folders) > 1 and losses.total.bytes:
@@ -73,10 +73,10 @@ def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
     lines += _listed("not looked at", losses.unseen, len(losses.unseen))
     if not losses.complete:
         lines.append("the look was cut short by its time limit: there may be more")
-    kept = "" if OWN_FILES in spec.accept_lost else _of_own(losses, own)
+    kept = "" if USER_FILES in spec.accept_lost else _of_users(losses, own)
     reasons = _reasons(losses, links, spec)
-    known = bool(kept) and not losses.own_unseen
-    mark = "" if OWN_FILES in spec.accept_lost else losses.own_mark
+    known = bool(kept) and not losses.user_unseen
+    mark = "" if USER_FILES in spec.accept_lost else losses.user_mark
     return Lost(lines, reasons, kept, mark, known and not reasons)
 
 
@@ -84,10 +84,10 @@ def with_home(lost: Lost, stored: str = "", *, refused: str = "") -> Lost:
     """``lost``, where ``stored`` names the verified snapshot of a user's own files; or ``refused``
     says why there is none."""
     if refused:
-        return replace(lost, own=f"{lost.own}, and they were not stored beside it: {refused}")
+        return replace(lost, users=f"{lost.users}, and they were not stored beside it: {refused}")
     own = [line.removeprefix(_YOURS) for line in lost.lines if line.startswith(_YOURS)]
     lines = [line for line in lost.lines if not line.startswith(_YOURS)]
-    return replace(lost, lines=lines, own="", stored=[f"{stored} has {line}" for line in own])
+    return replace(lost, lines=lines, users="", stored=[f"{stored} has {line}" for line in own])
 
 
 def left_behind(environment: Mapping[str, Any]) -> list[str]:
@@ -193,22 +193,22 @@ def _reasons(losses: Losses, links: Sequence[LinkOut], spec: WorkspaceSpec) -> l
 
 def _own_first(losses: Losses) -> list[LeftBehind]:
     """A user's own files by their names in a home, and then the directories beside them."""
-    names = [one.path for one in losses.own]
-    return [*losses.own, *(one for one in losses.folders if not is_accepted(names, one.path))]
+    names = [one.path for one in losses.users]
+    return [*losses.users, *(one for one in losses.folders if not is_accepted(names, one.path))]
 
 
-def _of_own(losses: Losses, own: Sequence[LeftBehind]) -> str:
+def _of_users(losses: Losses, own: Sequence[LeftBehind]) -> str:
     found = []
     if own:
         named = ", ".join(f"{clean(one.path)} ({_count(one)})" for one in own[:_NAMES])
-        rest = losses.own_total.files - sum(one.files for one in own[:_NAMES])
+        rest = losses.user_total.files - sum(one.files for one in own[:_NAMES])
         more = f" and {rest:,} more files" if rest > 0 else ""
         found.append(
-            f"{_count(losses.own_total)} that you wrote beside the workspace are in no snapshot: "
+            f"{_count(losses.user_total)} that you wrote beside the workspace are in no snapshot: "
             f"{named}{more}"
         )
-    if losses.own_unseen:
-        why = "; ".join(clean(words) for words in losses.own_unseen[:_NAMES])
+    if losses.user_unseen:
+        why = "; ".join(clean(words) for words in losses.user_unseen[:_NAMES])
         found.append(f"whether you wrote files beside the workspace is not known: {why}")
     return ", and ".join(found)
 

@@ -212,9 +212,9 @@ def compare(
             found.append(Finding("not believed", machine, None))
         elif machine.id in listed_before:
             found.append(Finding("without a rental", machine, None))
-    standing = {machine.label for machine in (*before, *after)}
+    shown_labels = {machine.label for machine in (*before, *after)}
     for rental in rentals:
-        if rental.label not in standing:
+        if rental.label not in shown_labels:
             kind = "lost" if rental.state == "handed over" else "asked for"
             if rental.state == "abandoned":
                 kind = "abandoned"
@@ -222,7 +222,9 @@ def compare(
                 kind = "at another provider"
             found.append(Finding(kind, None, rental))
     ours = [left for left in residue if left.label is None or left.label.workspace in workspaces]
-    found += [Finding("residue", None, None, left) for left in ours if left.label not in standing]
+    found += [
+        Finding("residue", None, None, left) for left in ours if left.label not in shown_labels
+    ]
     return sorted(found, key=lambda finding: _ORDER.index(finding.kind))
 
 

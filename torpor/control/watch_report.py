@@ -50,7 +50,7 @@ class Watched(msgspec.Struct, frozen=True):
     since_unix: float | None = None
     price_usd_h: float | None = None  # None: nobody knows
     newest_unix: float | None = None  # of its newest snapshot
-    idle: bool = False  # it is to be hibernated
+    hibernates: bool = msgspec.field(name="idle", default=False)  # for it is idle
     over: str = ""  # the same, whatever its verdict: which budget is spent
     saves: str = ""  # what its machine says of its own saves
     saves_fail: bool = False

@@ -240,6 +240,7 @@ class Want(msgspec.Struct, frozen=True):
     gpu_count: int = 1
     disk_gib: float = 0
     max_price_usd_h: float | None = None  # of everything: machine, disk, address
+    agreed_usd_h: float | None = None  # what a person agreed that it may come to; no bid's limit
     regions: list[str] = []
     spot: Literal["never", "allowed", "only"] = "never"
     rank: Literal["price", "order"] = "price"  # the cheapest first, or the first provider first
@@ -270,14 +271,15 @@ class WantChange(msgspec.Struct, frozen=True):
     regions: list[str] = []
     spot: Literal["", "never", "allowed", "only"] = ""
     image: str = ""
-    max_price_usd_h: float | None = None  # what a person has agreed to, at most the workspace's
+    agreed_usd_h: float | None = None
 
     def of(self, want: Want) -> Want:
-        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
-        limits = [of.max_price_usd_h for of in (want, self) if of.max_price_usd_h is not None]
-        return msgspec.structs.replace(
-            want, **given | {"max_price_usd_h": min(limits, default=None)}
-        )
+        given = {
+            name: value
+            for name, value in msgspec.structs.asdict(self).items()
+            if value or isinstance(value, float)
+        }
+        return msgspec.structs.replace(want, **given)
 
 
 _DRIVERS: Final = (

@@ -345,8 +345,8 @@ class JobSaves:
         self._count = 0
         # from the last save, or the attempt's beginning: sessions may end sooner than an interval
         began_unix = time.time() if job.attempt is None else job.attempt.began_unix
-        idle_s = max(0.0, time.time() - max(began_unix, job.newest_unix or 0.0))
-        self._due = time.monotonic() + save_interval_s(job, spot, 0) - idle_s
+        since_save_s = max(0.0, time.time() - max(began_unix, job.newest_unix or 0.0))
+        self._due = time.monotonic() + save_interval_s(job, spot, 0) - since_save_s
         self._running: Future[tuple[float, Verified]] | None = None
         self._book_due = time.monotonic()
         self._offered = -RETRY_S

@@ -267,7 +267,7 @@ class Driver:
         return first
 
     @contextmanager
-    def standing_in_for(self, first: Job) -> Iterator[None]:
+    def driving_for(self, first: Job) -> Iterator[None]:
         """Let this run drive another job. A request to stop this one still ends it."""
         try:
             with self._driven.while_others_run(self._stop_untouched):
@@ -498,8 +498,7 @@ class Driver:
                 return None
         self.end_others()
         job = self.job
-        change = WantChange(job.gpu, [], spot_for(job), job.image, job.max_price_usd_h)
-        opened = self.opened.wanting(change)
+        opened = self.opened.wanting(WantChange(gpu=job.gpu, image=job.image, spot=spot_for(job)))
         spec = msgspec.structs.replace(opened.spec, programs=[])  # nothing else runs there
         thaws = self.job.frozen is not None
         beside = frozenset(self._beside)

@@ -31,7 +31,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     ``overview``: what each costs."""
 
     report: WatchReport
-    standing: AllMachines
+    at_markets: AllMachines
     budgets: BudgetsSeen | None
     newest: Mapping[WorkspaceName, float | None]
     named: Mapping[WorkspaceName, Sequence[str]]
@@ -53,28 +53,28 @@ class Alarms(msgspec.Struct, frozen=True):
 def see_alarms(look: Observation, faults: list[Exception]) -> Alarms:
     """What is wrong now."""
     report, now_unix = look.report, look.report.at_unix
-    shown = [(f.machine, f.rental) for f in look.standing.findings if f.machine and f.rental]
+    shown = [(f.machine, f.rental) for f in look.at_markets.findings if f.machine and f.rental]
     found = [
         *watch.of_machines(report.watched, now_unix),
         *watch.of_idle(report.watched, now_unix),
         *watch.of_saves(report.watched, now_unix),
-        *look.standing.lost,
+        *look.at_markets.lost,
         *watch.of_left(report.left, now_unix),
         *watch.of_abandoned(shown, now_unix),
-        *watch.of_providers(look.standing.silent, now_unix),
+        *watch.of_providers(look.at_markets.silent, now_unix),
         *watch.of_jobs(report.jobs, now_unix),
         *watch.of_missed(report, look.named),
         *watch.of_records(look.overview, _blocks(look, look.unread), now_unix),
     ]
     kinds: set[str] = set()
-    if look.standing.silent:  # what these would show is not known
+    if look.at_markets.silent:  # what these would show is not known
         kinds |= {"machine left", "machine abandoned", "machine forgotten", "machine idle"}
     if look.some:  # a machine without a rental here may have one in another store
         kinds.add("machine forgotten")
     else:
-        silent = look.standing.silent
-        found += watch.of_forgotten(look.standing.findings, silent, now_unix)
-    if look.some or look.unread or look.standing.silent:  # what it would say is not all
+        silent = look.at_markets.silent
+        found += watch.of_forgotten(look.at_markets.findings, silent, now_unix)
+    if look.some or look.unread or look.at_markets.silent:  # what it would say is not all
         kinds.add("awake")
     else:
         found += watch.of_awake(look.overview, now_unix)
@@ -89,7 +89,7 @@ def see_alarms(look: Observation, faults: list[Exception]) -> Alarms:
         found += watch.of_installation(folder, now_unix)
     mended: list[Key] = [
         ("machine lost", watch.lost_subject(one.rental))
-        for one in look.standing.findings
+        for one in look.at_markets.findings
         if one.rental
     ]
     valid_unix: float | None = None

@@ -77,20 +77,20 @@ def undecided(one: Watched, of: BlockDifferences | None, has_job: bool) -> Watch
     """Kept, where a job hibernates the workspace when it has ended, or where its blocks differ."""
     differ = of.words if of else ""
     if has_job and not one.over:
-        if one.idle:
+        if one.hibernates:
             step = "none: its job hibernates it when it has ended"
-            one = msgspec.structs.replace(one, next_step=step, idle=False)
+            one = msgspec.structs.replace(one, next_step=step, hibernates=False)
         return msgspec.structs.replace(one, differ=differ)
     if of is None or not differ:
         return one
     keeps = of.stored or (of.idle and not one.over)
-    if not (one.idle or one.over) or not keeps:
+    if not (one.hibernates or one.over) or not keeps:
         return msgspec.structs.replace(one, differ=differ)
     step = f"hibernate it yourself, or make the blocks alike: {differ}"
     if one.over:
         step = f"{one.over}: {step}"
         runner().log.warning("machine %s was not hibernated: %s", one.machine, step)
-    return msgspec.structs.replace(one, next_step=step, idle=False, over="", differ=differ)
+    return msgspec.structs.replace(one, next_step=step, hibernates=False, over="", differ=differ)
 
 
 def _compared(blocks: Mapping[str, OpenWorkspace]) -> BlockDifferences:

@@ -81,18 +81,18 @@ def in_use(
 
 
 def not_there(
-    standing: AllMachines,
+    at_markets: AllMachines,
     opened: dict[WorkspaceName, OpenWorkspace],
     newest: dict[WorkspaceName, float | None],
     over: dict[Label, str],
 ) -> list[Watched]:
     """A row for each machine that was handed over and that its provider does not show."""
     rows = []
-    for finding in standing.findings:
+    for finding in at_markets.findings:
         rental, name = finding.rental, WorkspaceName(finding.workspace)
         if not is_missing(finding) or rental is None or name not in opened:
             continue
-        reason = standing.silent.get(rental.provider, "") or f"its machine is {finding.kind}"
+        reason = at_markets.silent.get(rental.provider, "") or f"its machine is {finding.kind}"
         if why := over.get(rental.label, ""):
             reason += f"; {why}, and it cannot be hibernated now"
         rows.append(
@@ -114,13 +114,13 @@ def not_there(
 def kept_in_doubt(one: Watched, doubt: str) -> Watched:
     """Kept, where a record of its workspace cannot be read: it may say that the machine works.
     ``doubt``: which record, and why; empty without one."""
-    if not doubt or not (one.idle or one.over):
+    if not doubt or not (one.hibernates or one.over):
         return one
     step = f"it is kept, because not all that is on record of its workspace can be read: {doubt}"
     if one.over:
         step = f"{one.over}: {step}"
         runner().log.warning("machine %s was not hibernated: %s", one.machine, step)
-    return msgspec.structs.replace(one, next_step=step, idle=False, over="")
+    return msgspec.structs.replace(one, next_step=step, hibernates=False, over="")
 
 
 def is_missing(finding: Finding) -> bool:

@@ -62,7 +62,7 @@ def test_a_job_that_is_to_stop_is_not_said_to_go_on() -> None:
 
 
 def test_the_list_shows_what_a_job_has_used_beside_its_limits() -> None:
-    limited = _job(0.5, most_hours=5.0, most_usd=20.0)
+    limited = _job(0.5, max_hours=5.0, max_usd=20.0)
     ran = limited.with_attempt(ended_unix=1.0 + 2.5 * 3600)
     (row,) = JobList([ran], [], [], {}, {ID: 12.3}).rows()
     assert row["used"] == "2.5 of 5 h, 12.30 of 20.00 $"

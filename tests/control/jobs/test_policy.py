@@ -132,12 +132,12 @@ def test_losses_halve_the_first_interval_also_during_the_next_attempt(
 def test_a_job_may_run_for_its_hours_in_all_attempts_and_waits_are_not_counted() -> None:
     ran = replace(LOST, began_unix=0.0, ended_unix=3600.0)
     runs = replace(attempt(""), began_unix=90_000.0)
-    limited = replace(job([ran, runs]), most_hours=2.0)
+    limited = replace(job([ran, runs]), max_hours=2.0)
     assert why_over(limited, Spent(0.0), 0.0, 93_599.0) == ""
     assert why_over(limited, Spent(0.0), 0.0, 93_600.0) == (
         "its time is over: the command ran for 2.0 h of 2.0 h"
     )
-    assert why_over(replace(limited, most_hours=0.0), Spent(1e6), 0.0, 1e9) == ""
+    assert why_over(replace(limited, max_hours=0.0), Spent(1e6), 0.0, 1e9) == ""
 
 
 @pytest.mark.parametrize(
@@ -151,6 +151,6 @@ def test_a_job_may_run_for_its_hours_in_all_attempts_and_waits_are_not_counted()
     ],
 )
 def test_a_job_ends_while_its_money_still_pays_for_storing_its_work(spent: Spent, why: str) -> None:
-    limited = replace(job([attempt("")]), most_usd=5.0)
+    limited = replace(job([attempt("")]), max_usd=5.0)
     said = why_over(limited, spent, 900.0, 10.0)
     assert why in said and bool(said) == bool(why)

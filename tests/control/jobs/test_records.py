@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.records import put_record
 from torpor.control.jobs.records import LOST_S, Job, Jobs, Stop, job_id, log_path, new_job_id
 from torpor.shared.errors import HandedOver, InvalidInput, StoreError, WorkspaceBusy
-from torpor.shared.values import ObjectKey, WorkspaceName, WorkspaceSpec
+from torpor.shared.values import ObjectKey, StoredObject, WorkspaceName, WorkspaceSpec
 
 DEMO = WorkspaceName("demo")
 _ID = "3f2a9c81d04e"
@@ -184,6 +185,21 @@ def test_an_end_that_was_killed_half_way_is_an_end(
     assert len(list(memory_store.list("workspaces/demo/jobs/"))) == (2 if filed else 1)
 
 
+def test_a_job_that_ends_during_a_look_is_not_open(
+    jobs: Jobs, memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, listed = jobs.take(made(), "one"), memory_store.list
+
+    def ends(prefix: str) -> Iterator[StoredObject]:
+        found = [*listed(prefix)]
+        if found and prefix.endswith("/open/"):
+            jobs.end(msgspec.structs.replace(mine, state="succeeded"))
+        return iter(found)
+
+    monkeypatch.setattr(memory_store, "list", ends)
+    assert jobs.open() == []
+
+
 def test_jobs_are_listed_oldest_first(jobs: Jobs) -> None:
     for at, job in ((3.0, "c" * 12), (1.0, "b" * 12), (2.0, "a" * 12)):
         jobs.take(made(job, created_unix=at), "one")
@@ -212,9 +228,11 @@ def test_each_retry_of_a_run_begins_a_job_of_its_own(jobs: Jobs) -> None:
 
 
 def test_a_record_of_an_earlier_version_is_read(jobs: Jobs, memory_store: MemoryStore) -> None:
-    """As it was written before a job knew of stopped machines and of its saves."""
-    taken = jobs.take(made(saves=3), "one")
+    """As it was written before a job knew of stopped machines and of its saves. Its limits have
+    the names that they had then: a job that runs while torpor is upgraded keeps them."""
+    taken = jobs.take(made(saves=3, max_hours=2.0, max_usd=5.0), "one")
     written = msgspec.to_builtins(taken)
+    assert (written["most_hours"], written["most_usd"]) == (2.0, 5.0)
     for later in ("stopped", "kept_saves", "driven_for", "begun_by"):
         del written[later]
     key = ObjectKey(f"workspaces/demo/jobs/open/{_ID}")

@@ -88,7 +88,11 @@ def test_a_book_has_names_that_sort_and_grants_that_end(
     assert len({grant.key for grant in book.packs} - packs(store)) == PACKS
     assert (book.job, book.roots) == (JOB, [str(machine.root)])
     assert book.known[0].grant.key == manifest_key(WORKSPACE, base)
-    assert (book.exclude, book.accepted, book.lost) == (["cache"], ["log", f"{PROGRAMS}/*.log"], [])
+    assert (book.exclude, book.accepted, book.unusable) == (
+        ["cache"],
+        ["log", f"{PROGRAMS}/*.log"],
+        [],
+    )
     assert renewed_s(book.lasts_s) < book.lasts_s == OWN_COMMIT_S
     same = book_of(machine, machine.root, None)
     assert same.known[0].root == book.known[0].root
@@ -136,7 +140,7 @@ def test_a_save_by_the_machine_names_no_marked_pack(
     marked = marked_packs(store, WORKSPACE)
     fill(machine, 2, "new")
     book = book_of(machine, machine.root, basis)
-    assert {pack_id_of(key) for key in book.lost} == marked
+    assert {pack_id_of(key) for key in book.unusable} == marked
     save = saved(machine, book)
     store.look()
     delete(store, basis)
@@ -165,7 +169,7 @@ def test_a_pack_that_is_swept_between_both_looks_is_not_named(
     with pytest.MonkeyPatch.context() as patch:  # it looked before the snapshot was deleted
         patch.setattr("torpor.control.jobs.standby.find_snapshot", lambda *_: stale)
         book = book_of(machine, machine.root, basis, manifest)
-    assert [pack_id_of(key) for key in book.lost] == [doomed]
+    assert [pack_id_of(key) for key in book.unusable] == [doomed]
     saved(machine, book)
     assert restorable(machine, tmp_path) == 1
 
@@ -186,7 +190,7 @@ def test_a_control_side_that_slept_hands_over_grants_that_have_ended(
     store.number, store.then = 2, sleep
     book = book_of(machine, machine.root, basis)
     assert store.number == 0
-    assert book.lost == []
+    assert book.unusable == []
     for save in book.saves:
         with pytest.raises(GrantExpired):
             store.refuse_late(save.grant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -26,6 +27,7 @@ from torpor.shared.values import (
     Label,
     MachineId,
     ObjectKey,
+    StoredObject,
     WorkspaceName,
     reserved_name,
 )
@@ -138,15 +140,15 @@ def test_a_rental_that_ends_while_records_are_read_is_counted_once(
 ) -> None:
     rentals = Rentals(memory_store, DEMO)
     first = rentals.begin(rentals.new_label("me"), H100, None, "p")
-    begin = Rentals.open
+    listed, was = memory_store.list, [first]
 
-    def ends(self: Rentals, *how: Any) -> list[Rental]:
-        found = begin(self, *how)
-        for opened in found:
-            self.change(opened, state="ended")
-        return found
+    def ends(prefix: str) -> Iterator[StoredObject]:
+        found = [*listed(prefix)]
+        while was:
+            rentals.change(was.pop(), state="ended")
+        return iter(found)
 
-    monkeypatch.setattr(Rentals, "open", ends)
+    monkeypatch.setattr(memory_store, "list", ends)
     (only,) = read([rentals])
     assert (only.label, only.state, only.project) == (first.label, "ended", "p")
 

@@ -64,11 +64,11 @@ from torpor.shared.wire.snapshot import (
     ListPacks,
     PackClaim,
     Packs,
+    PassesOutcome,
     Program,
     Quiesced,
     SnapshotBegun,
-    Store,
-    Stored,
+    StorePasses,
 )
 
 A = TypeVar("A")
@@ -108,7 +108,7 @@ class Hostile:
 
     @property
     def grants(self) -> list[list[Grant]]:
-        return [asked.packs for asked in self.asked if isinstance(asked, (Store, FetchPart))]
+        return [asked.packs for asked in self.asked if isinstance(asked, (StorePasses, FetchPart))]
 
 
 def _honest(**fixed: msgspec.Struct | Answer) -> Answer:
@@ -194,16 +194,16 @@ def test_no_answer_gets_past_our_errors_and_limits(
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (Stored(0, 0, 0, 0, 0, []), "0 of 3 passes"),
-        (Stored(4, 0, 0, 0, 0, []), "4 of 3 passes"),
-        (Stored(3, 0, 0, 0, 0, [], packs=1), "3 of 3 passes"),
+        (PassesOutcome(0, 0, 0, 0, 0, []), "0 of 3 passes"),
+        (PassesOutcome(4, 0, 0, 0, 0, []), "4 of 3 passes"),
+        (PassesOutcome(3, 0, 0, 0, 0, [], packs=1), "3 of 3 passes"),
     ],
     ids=["none", "too many", "all, and asks for more"],
 )
 def test_passes_that_no_agent_makes_are_refused(
-    memory_store: MemoryStore, answer: Stored, says: str
+    memory_store: MemoryStore, answer: PassesOutcome, says: str
 ) -> None:
-    agent = Hostile(_honest(Store=answer))
+    agent = Hostile(_honest(StorePasses=answer))
     with pytest.raises(MachineError, match=f"machine hostile says that it has made {says}"):
         RemoteSnapshot(agent, memory_store, SPEC, None, "run").store(3)
 
@@ -246,7 +246,7 @@ def test_a_machine_gets_no_grant_for_what_is_no_pack_of_its_workspace(
     with pytest.raises(MachineError, match="no pack of demo"):
         RemoteRestore(agent, memory_store, WANTED, None, "run").begin()
     with pytest.raises(MachineError, match="none of workspace demo"):
-        RemoteSnapshot(agent, memory_store, SPEC, None, "run").lost_packs()
+        RemoteSnapshot(agent, memory_store, SPEC, None, "run").unusable_packs()
     assert [type(asked) for asked in agent.asked] == [BeginRestore, ListPacks]
 
 
@@ -264,13 +264,17 @@ def test_a_pack_whose_md5_the_store_hides_is_not_stored_again(
     claims = [PackClaim(key, 6, md5), PackClaim(changed, 7, md5)]
     begun = SnapshotBegun(claims)
     agent = Hostile(
-        _honest(BeginSnapshot=begun, ListPacks=Packs(claims), Store=Stored(1, 0, 0, 0, 0, []))
+        _honest(
+            BeginSnapshot=begun,
+            ListPacks=Packs(claims),
+            StorePasses=PassesOutcome(1, 0, 0, 0, 0, []),
+        )
     )
     run = RemoteSnapshot(agent, memory_store, SPEC, None, "run")
     run.begin()
     run.walk()
-    assert run.lost_packs() == [changed]
-    (store,) = [asked for asked in agent.asked if isinstance(asked, Store)]
+    assert run.unusable_packs() == [changed]
+    (store,) = [asked for asked in agent.asked if isinstance(asked, StorePasses)]
     assert store.resumed == [key]
 
 
@@ -282,12 +286,12 @@ def test_a_grant_that_can_replace_what_was_verified_ends_within_the_hour(
     monkeypatch.setattr(snapshot, "PACKS_AT_ONCE", 200)
     store = MemoryStore()
     store.takes_conditions = honours
-    asked: list[Store] = []
+    asked: list[StorePasses] = []
 
-    def stores(request: Any) -> Stored:
+    def stores(request: Any) -> PassesOutcome:
         asked.append(request)
         if len(asked) == 4:
-            return Stored(1, 4, 3, 0, 0, [])
+            return PassesOutcome(1, 4, 3, 0, 0, [])
         done = replace(_ASKS, new_bytes=1, stored_bytes=1, packs=113)  # for two hours at 1 MiB/s
         if not request.packs:
             return done
@@ -295,7 +299,7 @@ def test_a_grant_that_can_replace_what_was_verified_ends_within_the_hour(
         store.put(key, b"a pack")
         return replace(done, stored=key, why="an hour is over")
 
-    run = RemoteSnapshot(Hostile(_honest(Store=stores)), store, SPEC, None, "run")
+    run = RemoteSnapshot(Hostile(_honest(StorePasses=stores)), store, SPEC, None, "run")
     done = run.store(2)
     assert (done.passes, done.new_bytes, done.stored_bytes) == (1, 4, 3)
     grants = [grant for request in asked for grant in request.packs]
@@ -305,7 +309,7 @@ def test_a_grant_that_can_replace_what_was_verified_ends_within_the_hour(
     store.close()
 
 
-_ASKS = Stored(0, 0, 0, 0, 0, [], packs=1 << 50, why="an hour is over")
+_ASKS = PassesOutcome(0, 0, 0, 0, 0, [], packs=1 << 50, why="an hour is over")
 
 
 @pytest.mark.parametrize("says", ["nothing", "a pack of another", "a pack that is not there"])
@@ -315,13 +319,13 @@ def test_a_machine_that_asks_for_grants_again_and_again_gets_few(
     other = new_pack_key(WORKSPACE)
     memory_store.put(other, b"x")
 
-    def asks(request: Any) -> Stored:
+    def asks(request: Any) -> PassesOutcome:
         assert len(agent.asked) <= 10 * FEW, "it goes on for ever"
         mine = request.packs[0].key if request.packs else other
         told = {"nothing": "", "a pack of another": other}.get(says, mine)
         return replace(_ASKS, stored=told)
 
-    agent = Hostile(_honest(Store=asks))
+    agent = Hostile(_honest(StorePasses=asks))
     with pytest.raises(GrantExpired, match=r"has stored none .*: an hour is over"):
         RemoteSnapshot(agent, memory_store, SPEC, None, "run").store(2)
     assert [len(grants) for grants in agent.grants] == [0, FEW]
@@ -332,13 +336,13 @@ def test_a_machine_that_stores_one_byte_each_time_is_stopped(
 ) -> None:
     monkeypatch.setattr(snapshot, "MOST_REQUESTS", 20)
 
-    def asks(request: Any) -> Stored:
+    def asks(request: Any) -> PassesOutcome:
         if not request.packs:
             return _ASKS
         memory_store.put(request.packs[0].key, b"x")
         return replace(_ASKS, stored=request.packs[0].key)
 
-    agent = Hostile(_honest(Store=asks))
+    agent = Hostile(_honest(StorePasses=asks))
     with pytest.raises(GrantExpired, match="asked 20 times for more grants"):
         RemoteSnapshot(agent, memory_store, SPEC, None, "run").store(2)
     assert len(agent.asked) == 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.records import put_record, read_record
 from torpor.control.rental.records import NEXT, Rental, Rentals, State
 from torpor.shared.errors import HandedOver, StoreError, StoreMissing, StoreUnavailable
-from torpor.shared.values import MachineId, WorkspaceName
+from torpor.shared.values import MachineId, StoredObject, WorkspaceName
 
 DEMO, OTHER = WorkspaceName("demo"), WorkspaceName("other")
 STATES: tuple[State, ...] = tuple(NEXT)
@@ -188,6 +189,32 @@ def test_an_ended_rental_stays_as_history(rentals: Rentals) -> None:
     assert ended.ended_unix >= ended.created_unix
     with pytest.raises(HandedOver, match="was ended by another run"):
         rentals.check_unclaimed(rental.label)
+
+
+def test_a_look_at_open_and_ended_rentals_misses_none_that_ends_meanwhile(
+    rentals: Rentals, memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none is open, one listing shows all."""
+    first, second = _begin(rentals), _begin(rentals)
+    ended = rentals.change(first, state="ended")
+    listed, asked = memory_store.list, list[str]()
+
+    def ends(prefix: str) -> Iterator[StoredObject]:
+        found = [*listed(prefix)]
+        if not asked:
+            rentals.change(second, state="ended")
+        asked.append(prefix)
+        return iter(found)
+
+    monkeypatch.setattr(memory_store, "list", ends)
+    seen = rentals.since()
+    assert sorted((one.label.rental, one.state) for one in seen) == sorted(
+        (one.label.rental, "ended") for one in (first, second)
+    )
+    del asked[1:]
+    assert ended in rentals.since(time.time() - 60)
+    assert len(asked) == 2
+    assert rentals.since(time.time() + 2 * HOUR_S * 24) == []
 
 
 def test_a_store_that_is_away_is_not_an_empty_list(

@@ -34,7 +34,7 @@ from torpor.control.store.marks import (
     read_marks,
 )
 from torpor.control.store.receipts import receipt_names, withdraw_receipt
-from torpor.control.upkeep.deletion import delete_snapshot, record_lost
+from torpor.control.upkeep.deletion import delete_snapshot, record_missing
 from torpor.control.upkeep.pins import pin, unpin
 from torpor.control.upkeep.presence import NamedBy
 from torpor.control.upkeep.prune import (
@@ -387,9 +387,9 @@ def test_a_snapshot_that_is_gone_without_a_deletion_keeps_its_packs_until_its_us
     said = rf'{lost} \(its receipt names it\).*delete_snapshots\("{WORKSPACE}", \["{lost}"\]\)'
     with pytest.raises(SnapshotMissing, match=said):
         prune(machine)
-    record_lost(store, WORKSPACE, lost, {})
+    record_missing(store, WORKSPACE, lost, {})
     with pytest.raises(SnapshotMissing, match="nothing was deleted"):  # nothing names it any more
-        record_lost(store, WORKSPACE, lost, {})
+        record_missing(store, WORKSPACE, lost, {})
     assert len(prune(machine).plan.unnamed) == 1
     store.advance(GRACE_S)
     assert prune(machine).freed.packs == 1
@@ -413,7 +413,7 @@ def test_prune_names_only_the_steps_that_give_up_a_lost_pinned_snapshot(
     assert ("delete_snapshots" in str(told.value)) is besides
     unpin(store, WORKSPACE, lost)
     if besides:
-        record_lost(store, WORKSPACE, lost, {})
+        record_missing(store, WORKSPACE, lost, {})
     look(machine)
 
 
@@ -429,7 +429,7 @@ def test_what_a_machine_was_ended_for_is_missed_also_beside_a_newer_snapshot(
     withdraw_receipt(store, WORKSPACE, old)
     with pytest.raises(SnapshotMissing, match=f"{old} .machine m1, which was ended for it, names"):
         look(machine, {old: ended})
-    record_lost(store, WORKSPACE, old, {old: ended})
+    record_missing(store, WORKSPACE, old, {old: ended})
     look(machine, {old: ended})
 
 

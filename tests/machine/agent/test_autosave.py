@@ -24,7 +24,7 @@ from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.control.safety import check_whole, verify_snapshot
 from torpor.machine.pipeline import upload
 from torpor.machine.sampler.save_lock import end_save, is_saving, saving
-from torpor.machine.supervisor.saves import RESERVE, Rescued, RescueSaves, SaveRequest
+from torpor.machine.supervisor.saves import RESERVE, Rescued, RescueSaves, SaveDue, SaveRequest
 from torpor.machine.supervisor.schedule import (
     CLOCK_REST,
     MOST_CORES,
@@ -33,9 +33,9 @@ from torpor.machine.supervisor.schedule import (
     usable_cores,
 )
 from torpor.shared.values import MIB, SnapshotId
-from torpor.shared.wire.job import Notice, OwnSave
+from torpor.shared.wire.job import OwnSave
 
-DUE = Notice("schedule", "a save is due", 0.0)
+DUE = SaveDue(0.0)
 
 
 class Saver:

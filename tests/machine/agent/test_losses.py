@@ -93,14 +93,14 @@ def test_what_a_user_writes_while_the_process_looks_is_known(
     monkeypatch.setattr(subprocess, "Popen", looked)
     look.losses(BEGIN, None, _call(home))
     losses = look.losses(END, [], _call(home))
-    assert [one.path for one in losses.own] == [f"{home}/late"]
+    assert [one.path for one in losses.users] == [f"{home}/late"]
     again = look.homes(HOMES, _call(home))
-    assert (again.own, again.own_mark) == (losses.own, losses.own_mark)
-    assert (again.own_unseen, again.folders, again.links) == ([], [], [])
+    assert (again.users, again.user_mark) == (losses.users, losses.user_mark)
+    assert (again.user_unseen, again.folders, again.links) == ([], [], [])
     (home / "late").write_text("longer")
-    assert look.homes(HOMES, _call(home)).own_mark == losses.own_mark
+    assert look.homes(HOMES, _call(home)).user_mark == losses.user_mark
     (home / "late").rename(home / "later")
-    assert look.homes(HOMES, _call(home)).own_mark != losses.own_mark
+    assert look.homes(HOMES, _call(home)).user_mark != losses.user_mark
 
 
 def test_a_process_that_hangs_is_not_waited_for(
@@ -120,10 +120,10 @@ def test_a_process_that_hangs_is_not_waited_for(
     losses = look.losses(LookForLosses("run", [], True, True, 0.1, []), [], _call(home))
     assert not losses.complete
     assert "as on a disk that hangs" in losses.unseen[0]
-    assert {one.path for one in losses.own} == {f"{home}/data", f"{home}/fine"}
-    assert losses.own_unseen == []  # the homes were looked at by themselves
+    assert {one.path for one in losses.users} == {f"{home}/data", f"{home}/fine"}
+    assert losses.user_unseen == []  # the homes were looked at by themselves
     homes = look.homes(LookAtHomes("run", [], True, []), _call(home))
-    assert homes.own_mark == losses.own_mark
+    assert homes.user_mark == losses.user_mark
     assert started[0].returncode == -signal.SIGKILL
 
 
@@ -136,11 +136,11 @@ def test_how_far_a_look_at_the_homes_came_that_was_cut_changes_no_mark(
     monkeypatch.setattr("torpor.machine.agent.losses.HOMES_S", 0.0)
     monkeypatch.setattr("torpor.machine.agent.losses.time", clock)
     cut = look.homes(HOMES, _call(home))
-    assert cut.own_unseen == ["the look at the homes did not come to its end"]
+    assert cut.user_unseen == ["the look at the homes did not come to its end"]
     (home / "late").write_text("xyz")
     again = look.homes(HOMES, _call(home))
-    assert (len(cut.own), len(again.own)) == (0, 1)
-    assert again.own_mark == cut.own_mark != whole.own_mark
+    assert (len(cut.users), len(again.users)) == (0, 1)
+    assert again.user_mark == cut.user_mark != whole.user_mark
 
 
 def test_the_machine_began_when_the_agents_folder_was_made_or_when_it_started(home: Path) -> None:

@@ -20,7 +20,7 @@ from torpor.shared.wire.protocol import (
     parse_said,
 )
 from torpor.shared.wire.request import Event, parse_request
-from torpor.shared.wire.snapshot import Store
+from torpor.shared.wire.snapshot import StorePasses
 
 _GRANT = {
     "key": "packs/1",
@@ -45,8 +45,8 @@ def test_a_request_parses_and_hides_its_arguments() -> None:
     envelope = parse_line(json.dumps({"id": "r1", "op": "snapshot.store", "args": args}).encode())
     assert isinstance(envelope, Envelope)
     assert (envelope.id, envelope.op, envelope.args) == ("r1", "snapshot.store", args)
-    request = parse_request(Store, envelope.args)
-    assert (request.run, request.passes, request.lost) == ("r", 2, ["packs/0"])
+    request = parse_request(StorePasses, envelope.args)
+    assert (request.run, request.passes, request.unusable) == ("r", 2, ["packs/0"])
     assert request.packs[0].url == _GRANT["url"]
     for shown in (repr(envelope), repr(request), repr(request.packs)):
         assert "s3.example" not in shown
@@ -63,7 +63,7 @@ def test_a_request_parses_and_hides_its_arguments() -> None:
 )
 def test_arguments_that_do_not_fit_are_refused(args: dict[str, object]) -> None:
     with pytest.raises(InvalidInput):
-        parse_request(Store, args)
+        parse_request(StorePasses, args)
 
 
 def test_a_name_of_any_bytes_survives_the_wire() -> None:

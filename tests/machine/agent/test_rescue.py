@@ -29,7 +29,7 @@ from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.agent.rescue import Rescue
 from torpor.machine.agent.resume import Resumption
 from torpor.machine.agent.state import WorkspaceState
-from torpor.machine.supervisor.saves import Rescued, RescueSaves, SaveRequest
+from torpor.machine.supervisor.saves import Rescued, RescueSaves, SaveDue, SaveRequest
 from torpor.shared.errors import GrantExpired, StoreUnavailable, WorkspaceBusy, WorkspaceInvalid
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.format.names import pack_key
@@ -152,7 +152,7 @@ def test_a_save_command_that_fails_is_named_and_stops_nothing(
 def test_packs_that_must_not_be_named_are_stored_again(saver: Saver) -> None:
     before, book = packs_of(saver.engine), saver.book()
     saver.change()
-    save = saver.saved(msgspec.structs.replace(book, lost=sorted(before)))
+    save = saver.saved(msgspec.structs.replace(book, unusable=sorted(before)))
     saver.engine.store.delete(before)
     saver.whole(save)
 
@@ -363,7 +363,7 @@ def test_a_scheduled_save_starts_the_process_that_resumes_what_a_killed_one_paus
     killed.wait()
     saves = process_saves(saver.engine.home)
     saves.stand_by(saver.book())
-    assert saves.save(Notice("schedule", "a save is due", 0.0)).error == ""
+    assert saves.save(SaveDue(0.0)).error == ""
     (waiting,) = pauses.waiting()
     waiting.kill()  # it would wait for a minute
 

@@ -54,7 +54,7 @@ from torpor.shared.wire.snapshot import (
     Commit,
     EndSnapshot,
     ListPacks,
-    Store,
+    StorePasses,
 )
 
 KEY = bytes(range(32))
@@ -83,7 +83,7 @@ def test_a_request_that_comes_again_with_the_same_grants_writes_no_pack_twice(
 ) -> None:
     run = engine.begin([was])
     keys = [new_pack_key(WORKSPACE) for _ in range(2)]
-    store = Store(run.run, 1, [engine.grant("PUT", key) for key in keys], [], [], [], [])
+    store = StorePasses(run.run, 1, [engine.grant("PUT", key) for key in keys], [], [], [], [])
     assert (engine.call(store).passes, engine.store.head(keys[1])) == (1, None)
     first = engine.store.get(keys[0], max_bytes=64 * MIB)
     (was / "small").write_bytes(content(9, 3000))  # what is new has to go into some pack
@@ -163,7 +163,7 @@ def test_nothing_is_stored_twice_when_the_agent_was_killed(
             packs_given = 1 if killed_after == "first pack" else seen.packs
             stored = store_rest(engine, run, seen, packs_given)
     if killed_after in ("packs", "commit"):
-        run.lost_packs()
+        run.unusable_packs()
     if killed_after == "commit":
         run.commit({})
     packs = packs_of(engine)
@@ -200,7 +200,7 @@ def test_a_pass_that_was_cancelled_midway_is_made_again(engine: Engine, was: Pat
 
     call = Call("id", engine.home, cancel)
     with pytest.raises(RunCancelled):
-        engine.table.serve(Store(run.run, 1, grants, [], [], [], []), call)
+        engine.table.serve(StorePasses(run.run, 1, grants, [], [], [], []), call)
     assert packs_of(engine) == set()
     let_settle()
     scan_and_store(run)
@@ -215,7 +215,7 @@ def test_a_pass_goes_on_where_its_grants_were_used_up(engine: Engine, wide: Path
         keys = [new_pack_key(WORKSPACE) for _ in range(packs)]
         grants = [engine.grant("PUT", key) for key in keys]
         before = packs_of(engine)
-        seen = engine.call(Store(run.run, 1, grants, [], [], [], []))
+        seen = engine.call(StorePasses(run.run, 1, grants, [], [], [], []))
         assert (seen.stored in packs_of(engine) - before) is bool(seen.packs)
     assert (seen.passes, seen.new_bytes) == (1, WIDE_FILES * 4 * MIB)
     comes_back(engine, commit_at_rest(run), wide)
@@ -358,7 +358,7 @@ def test_a_pack_that_is_lost_is_stored_again(
     assert (seen.new_bytes == 0) is (knows != "this run's")
     lost, *rest = sorted(packs_of(engine))
     engine.store.delete([lost])
-    assert run.lost_packs() == [lost]
+    assert run.unusable_packs() == [lost]
     before = seen.new_bytes
     seen = run.store(1, [lost])
     assert 0 < seen.unaccepted_count < WIDE_FILES

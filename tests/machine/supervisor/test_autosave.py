@@ -69,7 +69,7 @@ def book(every_s: float) -> Book:
         compression=Compression(),
         key=None,
         known=[],
-        lost=[],
+        unusable=[],
         saves=[SaveGrant(snapshot, 0, grant)],
         packs=[],
         save_argv=[],

@@ -18,9 +18,9 @@ from tests.machine.supervisor.test_autosave import JOB, book, runs_in
 from torpor.machine.supervisor import saves, schedule
 from torpor.machine.supervisor.freezing import Freeze
 from torpor.machine.supervisor.save_trigger import SaveTrigger
-from torpor.machine.supervisor.saves import Rescued
+from torpor.machine.supervisor.saves import Rescued, SaveDue
 from torpor.shared.values import Grant, ObjectKey, SnapshotId
-from torpor.shared.wire.job import Notice, OwnSave
+from torpor.shared.wire.job import OwnSave
 from torpor.shared.wire.snapshot import KnownSnapshot
 
 
@@ -113,7 +113,7 @@ def test_a_save_gets_its_orders_also_where_its_process_starts_slowly(
 
     kept = saves.RescueSaves([sys.executable, "-c", code, str(go)], is_urgent=is_urgent)
     kept.stand_by(msgspec.structs.replace(book(600.0), exclude=["x" * 1024] * 1024))
-    assert kept.save(Notice("schedule", "a save is due", 0.0)).unchanged
+    assert kept.save(SaveDue(0.0)).unchanged
 
 
 @pytest.mark.parametrize("code", [_DEAF, _DIES], ids=["it does not hear it", "it dies of it"])
@@ -128,7 +128,7 @@ def test_a_scheduled_save_that_has_just_begun_gives_way_with_all_its_grants(
     kept = saves.RescueSaves(start, is_urgent=notice.is_set)
     kept.stand_by(book(600.0))
     with ThreadPoolExecutor(1) as threads:
-        done = threads.submit(kept.save, Notice("schedule", "a save is due", 0.0))
+        done = threads.submit(kept.save, SaveDue(0.0))
         until(begun.exists, "it has started")
         notice.set()
         kept.end_scheduled()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from torpor.machine.tree.disks import Mount, Mounts
-from torpor.machine.tree.left_behind import Found, Look, OwnNames, Where
+from torpor.machine.tree.left_behind import Found, Look, UserNames, Where
 
 SYSTEM = "/usr/lib/python3/dist-packages"
 
@@ -53,9 +53,9 @@ class Made:
         )
         return Look(where, Mounts(self.mounts), stop, str(self.top)).run()
 
-    def own_names(self, *skipped: str, most: int = 100) -> OwnNames:
+    def user_names(self, *skipped: str, most: int = 100) -> UserNames:
         where = Where("/", self.since_ns, self.since_ns, list(skipped), [], home="/root")
-        return Look(where, Mounts(self.mounts), lambda: False, str(self.top)).own_names(most)
+        return Look(where, Mounts(self.mounts), lambda: False, str(self.top)).user_names(most)
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ def test_a_look_that_is_stopped_says_what_it_has_found_until_then(made: Made) ->
     assert not found.complete
     assert found.folders[0].path == "/home/user0"  # homes come first
     assert 0 < found.total.files < 21
-    assert found.own_unseen == ["the look at the homes did not come to its end"]
+    assert found.user_unseen == ["the look at the homes did not come to its end"]
 
 
 def test_a_users_own_files_in_a_home_are_told_from_settings_caches_and_the_image(
@@ -283,10 +283,10 @@ def test_a_users_own_files_in_a_home_are_told_from_settings_caches_and_the_image
     for path in (*own, *others):
         made.write(path)
     found = made.look("/root/workspace", "/root/accepted.txt", made_again=["/root/torpor-ollama"])
-    assert {one.path: one.files for one in found.own} == {
+    assert {one.path: one.files for one in found.users} == {
         "/root/train.py": 1, "/root/proj": 2, "/home/ann/x": 1,
     }  # fmt: skip
-    assert (found.own_total.files, found.own_unseen) == (4, [])
+    assert (found.user_total.files, found.user_unseen) == (4, [])
     assert found.total.files == len(own) + len(others) - 2  # all of it is lost, and counted once
 
 
@@ -306,7 +306,7 @@ def test_the_names_of_a_users_own_files_are_those_that_count_with_links_and_empt
     (made.top / "root/proj/link").symlink_to("nowhere")
     os.link(made.top / "root/train.py", made.top / "root/proj/same.py")
     os.mkfifo(made.top / "root/proj/pipe")
-    found = made.own_names("/root/workspace", "/root/accepted.txt")
+    found = made.user_names("/root/workspace", "/root/accepted.txt")
     beside = {"/root/proj/__init__.py", "/root/proj/link", "/root/proj/same.py"}
     assert {*found.names} == {*own, *beside}
     assert found.bytes == len(own) + len("nowhere")
@@ -318,8 +318,8 @@ def test_the_names_of_own_files_end_at_a_number_and_name_other_homes(made: Made)
     for number in range(5):
         made.write(f"/root/{number}.py")
     made.write("/home/ann/notes")
-    assert made.own_names().elsewhere == ["/home/ann/notes"]
-    assert made.own_names(most=3).unseen == ["the look at the homes did not come to its end"]
+    assert made.user_names().elsewhere == ["/home/ann/notes"]
+    assert made.user_names(most=3).unseen == ["the look at the homes did not come to its end"]
 
 
 def test_a_directory_of_a_home_that_cannot_be_read_leaves_unknown_what_is_the_users(
@@ -337,7 +337,7 @@ def test_a_directory_of_a_home_that_cannot_be_read_leaves_unknown_what_is_the_us
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refused)
-    assert made.look().own_unseen == ["/root/database: Permission denied"]
+    assert made.look().user_unseen == ["/root/database: Permission denied"]
 
 
 def test_a_name_of_any_bytes_is_shown(made: Made) -> None:

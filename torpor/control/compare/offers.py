@@ -21,7 +21,8 @@ class OffersReport(WorkspaceReport, frozen=True):
     """``fitting``: best first. ``refused``: the other offers, and providers that sold nothing.
     ``snapshot``: empty if the workspace has none. ``awake``: machines on which it is already.
     ``hours``: of a session, in the long view; 0 in the short one. ``unread``: of each record of
-    a rental that is left out, why it cannot be believed."""
+    a rental that is left out, why it cannot be believed. ``max_price_usd_h``: the workspace's
+    limit."""
 
     snapshot: str
     fitting: list[OfferChoice]
@@ -30,6 +31,7 @@ class OffersReport(WorkspaceReport, frozen=True):
     ranked: bool = False  # by whether frozen programs can go on
     hours: float = 0.0
     unread: tuple[str, ...] = ()
+    max_price_usd_h: float | None = None
 
     def title(self) -> str:
         of = f"snapshot {self.snapshot} of " if self.snapshot else ""

@@ -79,21 +79,21 @@ def why_over(job: Job, spent: Spent, reserve_s: float, now_unix: float) -> str:
     """Why the job is to end, because its time or its money is spent; empty if it may go on.
     ``reserve_s``: how long its machines are paid for after that, to store the workspace."""
     worked_s = job.worked_s(now_unix)
-    if job.most_hours and worked_s >= job.most_hours * 3600:
-        most = _time(job.most_hours * 3600)
+    if job.max_hours and worked_s >= job.max_hours * 3600:
+        most = _time(job.max_hours * 3600)
         return f"its time is over: the command ran for {_time(worked_s)} of {most}"
-    if not job.most_usd:
+    if not job.max_usd:
         return ""
     if spent.unpriced:
         return (
             f"the price of machine {spent.unpriced} is not known, and the job may cost "
-            f"{job.most_usd:.2f} $"
+            f"{job.max_usd:.2f} $"
         )
     kept_usd = spent.usd_h * reserve_s / 3600
-    if spent.usd + kept_usd < job.most_usd:
+    if spent.usd + kept_usd < job.max_usd:
         return ""
     kept = f", and {kept_usd:.2f} $ are kept to store its work" if kept_usd else ""
-    return f"its money is spent: {spent.usd:.2f} $ of {job.most_usd:.2f} $ so far{kept}"
+    return f"its money is spent: {spent.usd:.2f} $ of {job.max_usd:.2f} $ so far{kept}"
 
 
 def wait_s(refusals: int) -> float:

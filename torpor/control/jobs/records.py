@@ -109,10 +109,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 1  # machines at the same time
     gpu: str = ""  # of what is rented for it, in place of its workspace's
     image: str = ""  # the same
-    max_price_usd_h: float | None = None  # of each of those machines; None: its workspace's
-    most_hours: float = 0.0  # that its command may run, in all attempts; 0 for no limit
-    most_usd: float = 0.0  # that it may cost; 0 for no limit
-    past_budgets: bool = False  # a person lets it go on, up to ``most_usd``, where those are spent
+    # Both by their names in records that exist: how long its command may run, in all attempts, and
+    # what the job may cost. 0 for no limit.
+    max_hours: float = msgspec.field(name="most_hours", default=0.0)
+    max_usd: float = msgspec.field(name="most_usd", default=0.0)
+    past_budgets: bool = False  # a person lets it go on, up to ``max_usd``, where those are spent
     created_unix: float
     state: State = "waiting"
     begun_by: str = ""  # the flow run that began it; empty in older records
@@ -198,16 +199,16 @@ class Stop(msgspec.Struct, frozen=True):
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
     """A person's word that a job may use more than it was submitted with. 0: as before."""
 
-    most_hours: float = 0.0
-    most_usd: float = 0.0
+    max_hours: float = msgspec.field(name="most_hours", default=0.0)
+    max_usd: float = msgspec.field(name="most_usd", default=0.0)
     past_budgets: bool = False
     approved_unix: float
 
     def changes(self, job: Job) -> dict[str, Any]:
         """What of the job's record is other than was approved."""
         wanted = {
-            "most_hours": self.most_hours or job.most_hours,
-            "most_usd": self.most_usd or job.most_usd,
+            "max_hours": self.max_hours or job.max_hours,
+            "max_usd": self.max_usd or job.max_usd,
             "past_budgets": self.past_budgets or job.past_budgets,
         }
         return {name: value for name, value in wanted.items() if getattr(job, name) != value}
@@ -270,9 +271,10 @@ class Jobs:
 
     def open(self, unread: Unread | None = None) -> list[Job]:
         """Every job that has not ended, by their turns. ``unread``: as in Records.read_each."""
-        ended = set(self._names("ended"))
+        names = self._names("open")
+        ended = set(self._names("ended")) if names else set()  # after it: what ends meanwhile
         jobs = []
-        for name in self._names("open"):
+        for name in names:
             with left_out(self._key("ended", name), unread):
                 if name in ended and self._records.read(self._key("ended", name)) is not None:
                     continue  # a name alone, which anybody may write, ends no job
@@ -303,7 +305,7 @@ class Jobs:
         found = self._records.read(key)
         now = job if found is None else found[0]
         if now.ended:
-            raise self._lost(job)
+            raise self._driven_elsewhere(job)
         if now.driver != driver and found is not None and _writer(now) != _writer(job):
             raise self._busy(now)
         if now.version < job.version:  # a write that arrived late
@@ -320,7 +322,7 @@ class Jobs:
             if found is not None:
                 self._records.replace(key, taken, found[1])
             elif job.driver:
-                raise self._lost(job)
+                raise self._driven_elsewhere(job)
             else:
                 self._records.create(key, taken)
         except (ObjectChanged, ObjectExists):
@@ -385,11 +387,11 @@ class Jobs:
                 None if self._records.read(self._key("ended", job.id)) else self._records.read(key)
             )
             if found is None or found[0].ended:
-                raise self._lost(job)
+                raise self._driven_elsewhere(job)
             now, version = found
             mine = (now.driver, now.process) == (job.driver, job.process)
             if not mine and now.version >= job.version:
-                raise self._lost(job, now)
+                raise self._driven_elsewhere(job, now)
             then = msgspec.structs.replace(
                 job,
                 driven_unix=time.time(),
@@ -414,7 +416,7 @@ class Jobs:
             f"until it has ended. A run that is gone is replaced after {LOST_S:.0f} s"
         )
 
-    def _lost(self, job: Job, now: Job | None = None) -> HandedOver:
+    def _driven_elsewhere(self, job: Job, now: Job | None = None) -> HandedOver:
         by = "has ended" if now is None else f"is driven by flow run {now.driver}"
         return HandedOver(f"job {job.id} of workspace {self.workspace} {by}: this run stops")
 

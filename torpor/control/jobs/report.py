@@ -67,17 +67,17 @@ def limits_of(job: Job, now_unix: float, usd: float | None) -> str:
     """What the job has used of its time and of its money, in words; empty for no limit. ``usd``:
     what it has cost; None where that is not known."""
     hours = usd_words = ""
-    if job.most_hours:
-        hours = f"{job.worked_s(now_unix) / 3600:.3g} of {job.most_hours:g} h"
-    if job.most_usd:
-        usd_words = f"{'?' if usd is None else f'{usd:.2f}'} of {job.most_usd:.2f} $"
+    if job.max_hours:
+        hours = f"{job.worked_s(now_unix) / 3600:.3g} of {job.max_hours:g} h"
+    if job.max_usd:
+        usd_words = f"{'?' if usd is None else f'{usd:.2f}'} of {job.max_usd:.2f} $"
     return ", ".join(filter(None, (hours, usd_words)))
 
 
 def allowed(job: Job) -> str:
     """What the job may use, in words."""
-    hours = f"{job.most_hours:g} h" if job.most_hours else ""
-    usd = f"{job.most_usd:.2f} $" if job.most_usd else ""
+    hours = f"{job.max_hours:g} h" if job.max_hours else ""
+    usd = f"{job.max_usd:.2f} $" if job.max_usd else ""
     past = "whatever the budgets say" if job.past_budgets else ""
     return ", ".join(filter(None, (hours, usd, past))) or "no limit of its own"
 

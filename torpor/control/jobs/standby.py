@@ -88,7 +88,7 @@ def book_for(
         compression=Compression(),
         key=None if key is None else key.hex(),
         known=known,
-        lost=usable.lost(claims),
+        unusable=usable.unusable(claims),
         saves=saves,
         packs=[_grant(store, "PUT", new_pack_key(spec.name), end_s) for _ in range(PACKS)],
         save_argv=spec.quiesce,

@@ -88,16 +88,11 @@ def read(
 ) -> list[Rental]:
     """The rentals of these workspaces, open ones and those that ended after ``since_unix``.
     ``unread``: as in Records.read_each."""
-
-    def of(ledger: Rentals) -> dict[Label, Rental]:
-        # The open ones first: what ends meanwhile is in both, and none is in neither.
-        found = [*ledger.open(unread), *ledger.history(since_unix, unread)]
-        return {rental.label: rental for rental in found}
-
     if not ledgers:
         return []
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="rentals") as threads:
-        return [rental for found in threads.map(of, ledgers) for rental in found.values()]
+        found = threads.map(lambda ledger: ledger.since(since_unix, unread), ledgers)
+        return [rental for of in found for rental in of]
 
 
 def shown_now(

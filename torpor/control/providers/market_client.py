@@ -282,7 +282,9 @@ class MarketClient:
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as cause:
             raise self._unavailable(f"cannot be reached: {cause}", doing) from cause
         except httpx.HTTPError as cause:
-            raise self._lost(effect, f"{type(cause).__name__} {cause}".strip(), doing) from cause
+            raise self._unanswered(
+                effect, f"{type(cause).__name__} {cause}".strip(), doing
+            ) from cause
         hidden = self._secrets.hidden_in(answer.text)
         secret = answer.is_success and path in self._unquoted
         text = hidden if self._quotes and not secret else ""
@@ -295,7 +297,7 @@ class MarketClient:
                 decoded = answer.text.strip()
             elif answer.is_success:  # a gateway's page: the market has not spoken
                 told = f"no JSON: {text[:_TOLD_CHARACTERS]}"
-                raise self._lost(effect, told, doing) from cause
+                raise self._unanswered(effect, told, doing) from cause
             else:
                 decoded = None
         refusal = (
@@ -310,14 +312,14 @@ class MarketClient:
                     f"asks for fewer requests ({refusal})", doing, retry_after_s
                 )
             if not self._decides(refusal):
-                raise self._lost(effect, str(refusal), doing)
+                raise self._unanswered(effect, str(refusal), doing)
             return refusal
         try:
             return msgspec.convert(decoded, learned(shape))
         except msgspec.ValidationError as cause:
             if effect == "once":
                 told = f"{cause} in {text[:_TOLD_CHARACTERS]}"
-                raise self._lost(effect, told, doing) from cause
+                raise self._unanswered(effect, told, doing) from cause
             raise self.unexpected(f"{cause} in {text}", doing) from cause
 
     def _exchanged(self, method: str, path: str, **sent: Any) -> httpx.Response:
@@ -374,7 +376,7 @@ class MarketClient:
             answer.status_code, headers=told, content=whole, request=answer.request
         )
 
-    def _lost(self, effect: str, what: str, doing: str) -> ProviderError:
+    def _unanswered(self, effect: str, what: str, doing: str) -> ProviderError:
         if effect == "repeat":
             return self._unavailable(f"did not answer: {what}", doing)
         return self.uncertain(what, doing)

@@ -67,6 +67,11 @@ def misfit(offer: Offer, want: Want) -> str:
         return f"its disk is {offer.disk_gib:.4g} GiB, {want.disk_gib:.4g} GiB are wanted"
     if want.max_price_usd_h is not None and offer.price_usd_h > want.max_price_usd_h:
         return f"it costs {offer.price_usd_h:.4g} $/h, the limit is {want.max_price_usd_h:.4g} $/h"
+    if want.agreed_usd_h is not None and offer.bound_usd_h > want.agreed_usd_h:
+        return (
+            f"it may come to {offer.bound_usd_h:.4g} $/h, and {want.agreed_usd_h:.4g} $/h were "
+            "agreed to: ask again"
+        )
     if want.regions and offer.region not in want.regions:
         return f"it is in {offer.region}, not in {' or '.join(want.regions)}"
     if offer.spot and want.spot == "never":

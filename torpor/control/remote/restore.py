@@ -117,7 +117,7 @@ class RemoteRestore(RemoteRun):
     def serve(self, host: str, most_bytes: int) -> Peer:
         """Have the machine keep the packs that it fetches, at most so many bytes on disk, and pass
         them on to machines that reach it at ``host``, until the end of the run."""
-        served = self._held(ServePacks(self.run, host, most_bytes))
+        served = self._call_resuming(ServePacks(self.run, host, most_bytes))
         address = f"[{host}]" if ":" in host else host
         return Peer(f"https://{address}:{served.port}/{served.url}/", served.certificate)
 
@@ -134,22 +134,22 @@ class RemoteRestore(RemoteRun):
         if peer is not None:
             peer = msgspec.structs.replace(peer, floor_bytes_s=floor_bytes_s)
         grants = [self._grant("GET", key, plan.stored_bytes) for key in plan.packs]
-        return self._held(FetchPart(self.run, grants, peer, plan.pieces), on_event)
+        return self._call_resuming(FetchPart(self.run, grants, peer, plan.pieces), on_event)
 
     def finish_first(self) -> Checked:
         """Finish what comes first, once its parts are there: it may be used then."""
-        checked = self._held(FinishFirst(self.run))
+        checked = self._call_resuming(FinishFirst(self.run))
         self.first_s = time.monotonic() - self._began_s
         return checked
 
     def finish(self) -> Finished:
         """Set attributes, links and directories, once every part is there."""
-        self._finished = self._held(FinishRestore(self.run))
+        self._finished = self._call_resuming(FinishRestore(self.run))
         return self._finished
 
     def check(self, *, full: bool) -> Checked:
         """Compare the disk with the snapshot; ``full`` reads and hashes every byte."""
-        checked = self._held(CheckRestore(self.run, full))
+        checked = self._call_resuming(CheckRestore(self.run, full))
         self._changed, self.moved_aside = checked.changed, checked.moved_aside
         return checked
 

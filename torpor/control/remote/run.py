@@ -65,7 +65,7 @@ class RemoteRun(ABC):
             self._check_not_given_up()
             raise
 
-    def _held(self, request: OfRun[A], on_event: OnEvent = None) -> A:
+    def _call_resuming(self, request: OfRun[A], on_event: OnEvent = None) -> A:
         """Call; if the agent has lost the run, begin it again and call once more."""
         try:
             return self._call(request, on_event)

@@ -39,13 +39,13 @@ from torpor.shared.wire.snapshot import (
     Froze,
     KnownSnapshot,
     ListPacks,
-    OwnFiles,
     PackClaim,
+    PassesOutcome,
     Program,
     Quiesce,
     RereadPacks,
-    Store,
-    Stored,
+    StorePasses,
+    UserFiles,
 )
 
 KNOWN_SNAPSHOTS: Final = 8
@@ -100,7 +100,7 @@ class _PackGrants:
 
 
 class RemoteSnapshot(RemoteRun):
-    """One snapshot of one machine's workspace, from ``begin`` to ``end``. ``own``: of a user's own
+    """One snapshot of one machine's workspace, from ``begin`` to ``end``. ``user_files``: of
     files in a home instead.
 
     Every method may raise AgentLost; the next pass then uses what is already stored. Call one
@@ -114,11 +114,11 @@ class RemoteSnapshot(RemoteRun):
         spec: WorkspaceSpec,
         key: bytes | None,
         run: str,
-        own: OwnFiles | None = None,
+        user_files: UserFiles | None = None,
     ) -> None:
         super().__init__(agent, store, key, run)
         self.spec = spec
-        self._own = own
+        self._user_files = user_files
         self.confirmed: Confirmed | None = None  # the last comparison with the disk
         self._resumed: list[ObjectKey] = []
         self._newest: SnapshotId | None = None
@@ -143,26 +143,26 @@ class RemoteSnapshot(RemoteRun):
                 self._key,
                 [self._known(stored) for stored in known],
                 self.spec.compression,
-                self._own,
+                self._user_files,
             )
         )
         self._resumed = self._still_there(begun.resumable)
 
-    def walk(self) -> Stored:
+    def walk(self) -> PassesOutcome:
         """Have the machine look for what is new, and store nothing."""
-        return self._held(self._store_request(1))
+        return self._call_resuming(self._store_request(1))
 
     def store(
-        self, passes: int, lost: Sequence[ObjectKey] = (), on_event: OnEvent = None
-    ) -> Stored:
+        self, passes: int, unusable: Sequence[ObjectKey] = (), on_event: OnEvent = None
+    ) -> PassesOutcome:
         """Have the machine make up to ``passes`` passes, with new grants whenever it needs more;
-        ``lost`` packs must be stored again. Idempotent."""
+        ``unusable`` packs must be stored again. Idempotent."""
         self._leave = None
         try:
-            return self._store_passes(passes, lost, on_event)
+            return self._store_passes(passes, unusable, on_event)
         except AgentLost:
             self._begin_again()
-            return self._store_passes(passes, lost, on_event)
+            return self._store_passes(passes, unusable, on_event)
 
     def quiesce(
         self, programs: Sequence[Program] = (), criu: str = "", *, hook: bool = True
@@ -178,31 +178,31 @@ class RemoteSnapshot(RemoteRun):
             [*programs],
             criu,
         )
-        froze = self._held(request).programs
+        froze = self._call_resuming(request).programs
         if [program.job for program in froze] != [program.job for program in programs]:
             raise hostile(self.machine, "names other programs than it was asked to freeze")
         return froze
 
-    def lost_packs(self) -> list[ObjectKey]:
+    def unusable_packs(self) -> list[ObjectKey]:
         """Packs that the manifest must not name. The grant for the manifest is signed first: see
         ``UsablePacks``."""
-        claims = self._held(ListPacks(self.run)).packs
+        claims = self._call_resuming(ListPacks(self.run)).packs
         if any(not is_pack_of(self.spec.name, claim.key) for claim in claims):
             raise MachineError(
                 f"machine {self.machine} names packs that are none of workspace {self.spec.name}: "
                 "do not trust its host, and rent elsewhere"
             )
         self._leave = self._new_leave()
-        return UsablePacks.read(self._store, self.spec.name).lost(claims)
+        return UsablePacks.read(self._store, self.spec.name).unusable(claims)
 
     def commit(self, statistics: dict[str, int]) -> tuple[StoredSnapshot, Committed]:
-        """Write the manifest with the grant that ``lost_packs`` signed, and only after it returned
-        no pack. GrantExpired if that was too long ago."""
+        """Write the manifest with the grant that ``unusable_packs`` signed, and only after it
+        returned no pack. GrantExpired if that was too long ago."""
         if self._leave is None:
-            raise RuntimeError("commit comes after lost_packs, and nothing between them")
+            raise RuntimeError("commit comes after unusable_packs, and nothing between them")
         leave = self._leave
         self._tried = leave.snapshot
-        committed = self._held(
+        committed = self._call_resuming(
             Commit(
                 self.run,
                 leave.snapshot,
@@ -227,19 +227,23 @@ class RemoteSnapshot(RemoteRun):
         """What is on the machine and not in the snapshot; ``wait_s`` 0 only begins to look.
         ``volumes``: where its provider mounted what outlives it."""
         accepted = self.spec.accept_lost
-        return self._held(LookForLosses(self.run, accepted, rented, whole, wait_s, list(volumes)))
+        return self._call_resuming(
+            LookForLosses(self.run, accepted, rented, whole, wait_s, list(volumes))
+        )
 
     def homes(self, *, rented: bool, volumes: Sequence[str] = ()) -> Losses:
         """What a user has written in a home until now; the others are as in ``losses``."""
-        return self._held(LookAtHomes(self.run, self.spec.accept_lost, rented, list(volumes)))
+        return self._call_resuming(
+            LookAtHomes(self.run, self.spec.accept_lost, rented, list(volumes))
+        )
 
     def reread(self, grants: Sequence[Grant]) -> list[ObjectKey]:
         """Have the machine read packs whole; returns those that are not as written."""
-        return self._held(RereadPacks(self.run, list(grants))).wrong
+        return self._call_resuming(RereadPacks(self.run, list(grants))).wrong
 
     def confirm(self) -> Confirmed:
         """Compare the machine's disk with what was committed."""
-        self.confirmed = self._held(Confirm(self.run, self.spec.may_change))
+        self.confirmed = self._call_resuming(Confirm(self.run, self.spec.may_change))
         return self.confirmed
 
     def end(self, *, committed: bool, kept: bool = True) -> str:
@@ -247,12 +251,14 @@ class RemoteSnapshot(RemoteRun):
         resumes what the hook stopped if the machine is ``kept``. Returns what went wrong there."""
         return self._call(EndSnapshot(self.run, committed, kept)).resume_error
 
-    def _store_passes(self, passes: int, lost: Sequence[ObjectKey], on_event: OnEvent) -> Stored:
+    def _store_passes(
+        self, passes: int, unusable: Sequence[ObjectKey], on_event: OnEvent
+    ) -> PassesOutcome:
         """Ask for ``passes`` passes, and go on with new grants each time that the machine needs
         more. A hostile machine may ask for grants at any time: see ``_PackGrants``."""
         made, grants = 0, _PackGrants(self.machine, passes)
         for _ in range(MOST_REQUESTS):
-            request = self._store_request(passes - made, grants.newest, lost)
+            request = self._store_request(passes - made, grants.newest, unusable)
             seen = self._call(request, _counted_from(made, passes, on_event))
             made += seen.passes
             self._count(seen)
@@ -263,12 +269,12 @@ class RemoteSnapshot(RemoteRun):
             if not self._has_stored_one_of(grants.newest, seen.stored):
                 grants.ask_without_use(seen.why)
             grants.replace(self._pack_grants(min(seen.packs, PACKS_AT_ONCE)))
-            lost = ()
+            unusable = ()
         raise GrantExpired(
             f"machine {self.machine} has asked {MOST_REQUESTS} times for more grants for packs"
         )
 
-    def _in_all(self, seen: Stored, made: int) -> Stored:
+    def _in_all(self, seen: PassesOutcome, made: int) -> PassesOutcome:
         """The last answer, with the passes and bytes of all requests and agents."""
         return msgspec.structs.replace(
             seen,
@@ -278,14 +284,14 @@ class RemoteSnapshot(RemoteRun):
         )
 
     def _store_request(
-        self, passes: int, packs: Sequence[Grant] = (), lost: Sequence[ObjectKey] = ()
-    ) -> Store:
-        return Store(
+        self, passes: int, packs: Sequence[Grant] = (), unusable: Sequence[ObjectKey] = ()
+    ) -> StorePasses:
+        return StorePasses(
             self.run,
             passes,
             list(packs),
             self._resumed,
-            list(lost),
+            list(unusable),
             self.spec.may_change,
             self.spec.accept_lost,
         )
@@ -304,7 +310,7 @@ class RemoteSnapshot(RemoteRun):
             grants.append(self._grant("PUT", key, count * PACK_BYTES) if grant.once else grant)
         return grants
 
-    def _count(self, seen: Stored) -> None:
+    def _count(self, seen: PassesOutcome) -> None:
         """Take up what the run has stored so far; a new agent counts from 0."""
         if seen.new_bytes < self._counted.new:
             self._before = _Bytes(*map(sum, zip(self._before, self._counted, strict=True)))

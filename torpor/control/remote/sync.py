@@ -56,7 +56,7 @@ class RemoteSync(RemoteRun):
 
     def stage(self) -> SyncPlan:
         """Make the new files beside the tree from what is on the machine; plan the rest."""
-        plan = self._held(StageSync(self.run, self._spec.parts))
+        plan = self._call_resuming(StageSync(self.run, self._spec.parts))
         check_fetches(self.machine, self.wanted.workspace, plan.parts, self._spec.parts + 1)
         self._staging = True
         return plan
@@ -64,17 +64,17 @@ class RemoteSync(RemoteRun):
     def sync_part(self, plan: RestorePart, on_event: OnEvent = None) -> None:
         """Fetch one part, by the packs it names. Idempotent."""
         grants = [self._grant("GET", key, plan.stored_bytes) for key in plan.packs]
-        self._held(SyncPart(self.run, grants), on_event)
+        self._call_resuming(SyncPart(self.run, grants), on_event)
 
     def finish(self) -> Changed:
         """Check every staged file, then change the tree, once every part is there.
 
         StillChanging: files changed meanwhile; sync again."""
-        return self._held(FinishSync(self.run))
+        return self._call_resuming(FinishSync(self.run))
 
     def check(self, *, full: bool) -> Checked:
         """Compare what was changed with the snapshot; ``full`` every byte of everything."""
-        return self._held(CheckSync(self.run, full))
+        return self._call_resuming(CheckSync(self.run, full))
 
     def end(self) -> None:
         """Give the workspace back."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal
 
@@ -35,6 +35,7 @@ from torpor.shared.values import (
     MachineId,
     ObjectKey,
     SnapshotId,
+    StoredObject,
     Want,
     WorkspaceName,
 )
@@ -200,7 +201,10 @@ class Rentals:
 
     def open(self, unread: Unread | None = None) -> list[Rental]:
         """Every rental that has not ended, at any provider. ``unread``: as in Records.read_each."""
-        keys = [found.key for found in self._store.list(self._prefix("rentals/"))]
+        return self._open(self._store.list(self._prefix("rentals/")), unread)
+
+    def _open(self, listed: Iterable[StoredObject], unread: Unread | None) -> list[Rental]:
+        keys = [found.key for found in listed]
         ended = {rental_named(key) for key in keys if "/rentals/ended/" in key}
         handed = {rental_named(key) for key in keys if "/rentals/handed/" in key}
         names = [rental_named(key) for key in keys if "/rentals/open/" in key]
@@ -220,9 +224,23 @@ class Rentals:
     def history(self, since_unix: float = 0.0, unread: Unread | None = None) -> list[Rental]:
         """Every rental that has ended, at least those that ended after ``since_unix``. ``unread``:
         as in Records.read_each."""
-        found = self._store.list(self._prefix("rentals/ended/"))
-        late = [stored.key for stored in found if stored.modified_unix > since_unix - _CLOCKS_S]
+        return self._ended(self._store.list(self._prefix("rentals/ended/")), since_unix, unread)
+
+    def _ended(
+        self, listed: Iterable[StoredObject], since_unix: float, unread: Unread | None
+    ) -> list[Rental]:
+        late = [stored.key for stored in listed if stored.modified_unix > since_unix - _CLOCKS_S]
         return self._records.read_each(late, unread)
+
+    def since(self, since_unix: float = 0.0, unread: Unread | None = None) -> list[Rental]:
+        """Those of ``open`` and of ``history``. One listing shows both where none is open; else
+        what ends between two listings is in both, and none is in neither."""
+        listed = [*self._store.list(self._prefix("rentals/"))]
+        ended = [found for found in listed if "/rentals/ended/" in found.key]
+        if not any("/rentals/open/" in found.key for found in listed):
+            return self._ended(ended, since_unix, unread)
+        found = [*self._open(listed, unread), *self.history(since_unix, unread)]
+        return [*{rental.label: rental for rental in found}.values()]
 
     def last_stored(self) -> Rental | None:
         """The rental that ended last with its work in a snapshot; None if none of the newest ended

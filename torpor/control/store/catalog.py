@@ -22,7 +22,7 @@ import zstandard
 from msgspec.structs import replace
 from zstandard import ZstdError
 
-from torpor.control.store.manifests import manifests, open_manifest
+from torpor.control.store.manifests import ReadManifest, manifests, open_manifest
 from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.receipts import (
     Receipt,
@@ -108,20 +108,18 @@ class _Known(NamedTuple):
 
 
 class Catalog:
-    """The snapshots of a workspace as two listings and the catalog show them. ``manifests``: oldest
-    id first."""
+    """The snapshots of a workspace as two listings and the catalog show them: that of the manifests
+    now, that of the receipts once somebody asks for one. ``manifests``: oldest id first. ``read``:
+    a manifest that the caller has read, and that is read here no more."""
 
-    def __init__(self, store: ObjectStore, workspace: WorkspaceName) -> None:
+    def __init__(
+        self, store: ObjectStore, workspace: WorkspaceName, read: ReadManifest | None = None
+    ) -> None:
         self._store = store
         self._workspace = workspace
         self._key = ObjectKey(receipts_prefix(workspace) + CATALOG)
         self.manifests = manifests(store, workspace)
-        self._receipts: dict[SnapshotId, StoredObject] = {}
-        self._is_there = False
-        for found in store.list(receipts_prefix(workspace)):
-            self._is_there = self._is_there or found.key == self._key
-            with suppress(InvalidInput):  # another program's object in this prefix
-                self._receipts[snapshot_of(found.key)] = found
+        self._read = read
         self._known: dict[SnapshotId, _Known] = {}
         self._unkept = 0
 
@@ -150,7 +148,13 @@ class Catalog:
         known = self._find(snapshot)
         if known is not None and known.said is not None:
             return known.said
-        manifest, _ = open_manifest(self._store, self._workspace, snapshot, seal, facts=(LINEAGE,))
+        read = self._read
+        if read is not None and read.is_of(self.manifests[snapshot]):
+            manifest = read.manifest
+        else:
+            manifest, _ = open_manifest(
+                self._store, self._workspace, snapshot, seal, facts=(LINEAGE,)
+            )
         own = bool(manifest.statistics.get(OWN_SAVE))
         said = ManifestSummary(agent_of(manifest), own, is_autosave(manifest), recorded(manifest))
         if snapshot not in self._receipts:  # a receipt that is not believed today may be later
@@ -211,13 +215,26 @@ class Catalog:
         return msgspec.msgpack.encode(_Table(SHAPE, oldest if left < 0 else "", [*names], entries))
 
     @cached_property
+    def _listed(self) -> dict[ObjectKey, StoredObject]:
+        return {found.key: found for found in self._store.list(receipts_prefix(self._workspace))}
+
+    @cached_property
+    def _receipts(self) -> dict[SnapshotId, StoredObject]:
+        receipts = {}
+        for key, found in self._listed.items():
+            with suppress(InvalidInput):  # another program's object in this prefix
+                receipts[snapshot_of(key)] = found
+        return receipts
+
+    @cached_property
     def _entries(self) -> dict[SnapshotId, _Entry]:
         return {self._table.names[one.snapshot]: one for one in self._table.entries}
 
     @cached_property
     def _table(self) -> _Table:
+        is_there = self._key in self._listed
         with hurried(), suppress(StoreError, Unsigned, Forged, msgspec.MsgspecError, ZstdError):
-            if self._is_there:
+            if is_there:
                 blob = self._store.get(self._key, max_bytes=_MOST_BYTES)
                 body = msgspec.json.decode(
                     self._store.signer.check(self._key, blob), type=learned(bytes)

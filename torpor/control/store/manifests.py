@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from torpor.control.store.object_store import ObjectStore
 from torpor.shared.errors import InvalidInput, ManifestInvalid, SnapshotMissing, StoreMissing
@@ -69,6 +70,20 @@ def find_snapshot(
         f"{store.address}; there: "
         f"{there}. Check the workspace's name and store block, or hibernate it first"
     )
+
+
+class ReadManifest(NamedTuple):
+    """A manifest, and its object as the store showed it right before the manifest was read."""
+
+    seen: StoredObject | None
+    manifest: Manifest
+
+    def is_of(self, found: StoredObject) -> bool:
+        """Whether ``found``, in a listing, is the object that was read."""
+        seen = self.seen
+        if seen is None or not seen.etag:
+            return False
+        return (seen.key, seen.etag) == (found.key, found.etag)
 
 
 def read_manifest(

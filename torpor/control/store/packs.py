@@ -35,7 +35,7 @@ class UsablePacks:
         marked = marked_packs(store, workspace)
         return cls(stored_packs(store, workspace), marked)
 
-    def lost(self, claims: Sequence[PackClaim]) -> list[ObjectKey]:
+    def unusable(self, claims: Sequence[PackClaim]) -> list[ObjectKey]:
         """The claimed packs that a new manifest must not name: their chunks are stored again."""
         gone = set(compare_packs(self.there, claims)[0])
         return [c.key for c in claims if c.key in gone or pack_id_of(c.key) in self.marked]

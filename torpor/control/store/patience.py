@@ -29,19 +29,19 @@ class StorePatience:
     def __init__(self, most_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._most_s, self._clock = most_s, clock
         self._lock = threading.Lock()
-        self._of: dict[str, _Held] = {}
+        self._of: dict[str, _WaitLimit] = {}
 
     def of(self, store: ObjectStore) -> ObjectStore:
         """The same store. Once its time is over, each call raises StoreError, which is not tried
         again: at once, or while it waits. The request of one that waited may go on."""
         with self._lock:
-            held = self._of.setdefault(
-                store.address, _Held(store.address, self._most_s, self._clock)
+            limit = self._of.setdefault(
+                store.address, _WaitLimit(store.address, self._most_s, self._clock)
             )
-        return _PatientStore(store, held)
+        return _PatientStore(store, limit)
 
 
-class _Held:
+class _WaitLimit:
     """How long one store has held somebody up."""
 
     def __init__(self, address: str, most_s: float, clock: Callable[[], float]) -> None:
@@ -80,8 +80,8 @@ class _PatientStore:
     """An ``ObjectStore``. Each call has a thread of its own, which is left alone where the
     store does not answer in time; no thread keeps a process from ending."""
 
-    def __init__(self, store: ObjectStore, held: _Held) -> None:
-        self._store, self._held = store, held
+    def __init__(self, store: ObjectStore, limit: _WaitLimit) -> None:
+        self._store, self._limit = store, limit
 
     def __repr__(self) -> str:
         return repr(self._store)
@@ -139,11 +139,11 @@ class _PatientStore:
         return self._store.grant(verb, key, expires_s=expires_s)
 
     def _asked(self, call: Callable[[], _Answer]) -> _Answer:
-        with self._held.one_call():
+        with self._limit.one_call():
             answer: Future[_Answer] = Future()
             threading.Thread(target=_give, args=(answer, call), daemon=True).start()
             while not wait([answer], _NAP_S).done:
-                self._held.check()
+                self._limit.check()
             return answer.result()
 
 

@@ -19,7 +19,7 @@ from torpor.control.store.receipts import (
     withdraw_receipt,
 )
 from torpor.control.upkeep.pins import is_pinned, let_go, pinned
-from torpor.control.upkeep.presence import NamedBy, all_named, lost_snapshots
+from torpor.control.upkeep.presence import NamedBy, all_named, missing_snapshots
 from torpor.shared.errors import SnapshotKept, SnapshotMissing, StoreCorrupt, StoreMissing
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import SnapshotId, WorkspaceName
@@ -75,7 +75,7 @@ def delete_snapshot(
         let_go(store, workspace, snapshot)
 
 
-def record_lost(
+def record_missing(
     store: ObjectStore,
     workspace: WorkspaceName,
     snapshot: SnapshotId,
@@ -86,7 +86,7 @@ def record_lost(
     ``by_records``: as in ``all_named``."""
     _check_not_pinned(store, workspace, snapshot, by_user=True)
     named = all_named(store, workspace, by_records)
-    if snapshot not in lost_snapshots(store, workspace, named, snapshot_ids(store, workspace)):
+    if snapshot not in missing_snapshots(store, workspace, named, snapshot_ids(store, workspace)):
         raise SnapshotMissing(
             f"workspace {workspace} has no snapshot {snapshot} in {store.address}: nothing was "
             "deleted; list the snapshots to find its id"

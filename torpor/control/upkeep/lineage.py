@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from torpor.control.reports import moment
 from torpor.control.safety import check_whole
 from torpor.control.store.catalog import Catalog
-from torpor.control.store.manifests import stored_snapshot
+from torpor.control.store.manifests import ReadManifest, stored_snapshot
 from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.receipts import Receipt
 from torpor.control.upkeep.pins import pin_times
@@ -114,7 +114,7 @@ def choose_newest(
     if own is not None and own.since is not None:
         lines.check_listed(store, workspace, own.since)
     tips = lines.tips()
-    mine = None if own is None else lines.own_tip(own, tips)
+    mine = None if own is None else lines.job_tip(own, tips)
     of_runs = tips if saves else lines.tips(saves=False)  # an autosave on top makes them no tips
     others = [*of_runs, *(tip for tip in tips if tip not in of_runs)]
     first = [mine] if mine else _given_up_last(of_runs)
@@ -169,11 +169,13 @@ def lacking(
     since: SnapshotId | None = None,
     *,
     saves: bool = True,
+    lines: SnapshotLines | None = None,
 ) -> list[StoredState]:
     """The tips whose work ``mine`` lacks, the newest first; ``since``: only of what the store
-    received later, or has a later name, than that one; ``saves`` as in ``choose_newest``.
+    received later, or has a later name, than that one; ``saves`` as in ``choose_newest``;
+    ``lines``: as the caller has just listed them, with ``mine``.
     It reads a small object for each tip that is verified, and the manifest of each other one."""
-    lines = SnapshotLines.of(store, workspace, seal)
+    lines = lines or SnapshotLines.of(store, workspace, seal)
     aside = lines.aside(mine, lines.tips(since, mine=mine, saves=saves))
     lines.keep()
     return aside
@@ -185,8 +187,9 @@ def _keep_nothing() -> None:
 
 class SnapshotLines:
     """The snapshots of a workspace by descent. ``times``: when the store received each. ``read``:
-    reads one; None where it was deleted meanwhile. Each is read once at most, and none that a newer
-    one names, but where a line is not whole. ``keep``: spares the next look what was read."""
+    reads one; None where it was deleted meanwhile. ``pins``: those of users. Each is read once at
+    most, and none that a newer one names, but where a line is not whole. ``keep``: spares the next
+    look what was read."""
 
     def __init__(
         self,
@@ -198,7 +201,7 @@ class SnapshotLines:
     ) -> None:
         self._times = dict(times)
         self._reads = read
-        self._pins = pins
+        self.pins = pins
         self.there = there
         self.keep = keep
         self._known: dict[SnapshotId, StoredState | None] = {}
@@ -208,8 +211,15 @@ class SnapshotLines:
         self._equals: dict[SnapshotId, list[SnapshotId]] = {}
 
     @classmethod
-    def of(cls, store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> SnapshotLines:
-        catalog = Catalog(store, workspace)
+    def of(
+        cls,
+        store: ObjectStore,
+        workspace: WorkspaceName,
+        seal: Seal,
+        has_read: ReadManifest | None = None,
+    ) -> SnapshotLines:
+        """As two listings show them. ``has_read``: a manifest that the caller has read."""
+        catalog = Catalog(store, workspace, has_read)
         there = catalog.manifests
 
         def read(snapshot: SnapshotId) -> StoredState | None:
@@ -256,7 +266,7 @@ class SnapshotLines:
     def aside(self, mine: Lineage, tips: Sequence[StoredState]) -> list[StoredState]:
         """Those of the tips whose work ``mine`` lacks, but for what is pinned: that was put aside
         on purpose."""
-        others = [one for one in tips if one.snapshot not in self._pins]
+        others = [one for one in tips if one.snapshot not in self.pins]
         if not any(one.snapshot != mine.snapshot for one in others):
             return []
         work, old = self._work(mine), self._times.get(mine.snapshot, 0.0)
@@ -267,7 +277,7 @@ class SnapshotLines:
             and not (one.is_old and not mine.whole and one.stored_unix <= old)
         ]
 
-    def own_tip(self, own: JobLineage, tips: Sequence[StoredState]) -> StoredState | None:
+    def job_tip(self, own: JobLineage, tips: Sequence[StoredState]) -> StoredState | None:
         """The newest of a job's own line: its newest save, or what a machine of the job stored on
         top of that; where that save was deleted, what else its machines stored. None where the
         store has none of it."""
@@ -350,7 +360,7 @@ class SnapshotLines:
             at = last
             for one in self.going_back(last):
                 others = {*self.after(at), *self.after(one.snapshot)} - chosen
-                if others or one.snapshot in self._pins:
+                if others or one.snapshot in self.pins:
                     break
                 chosen.add(at := one.snapshot)
         return self.oldest_first(chosen)

@@ -70,12 +70,12 @@ def check_present(
             "snapshots too. Run prune again; if the listing stays incomplete, have the store "
             "repaired before anything is deleted there"
         )
-    lost = lost_snapshots(store, workspace, named, listed)
-    if lost:
-        pins = [snapshot for snapshot in lost if named[snapshot].what == _PIN]
-        unpinned = {name: named[name].besides if name in pins else named[name] for name in lost}
+    missing = missing_snapshots(store, workspace, named, listed)
+    if missing:
+        pins = [snapshot for snapshot in missing if named[snapshot].what == _PIN]
+        unpinned = {name: named[name].besides if name in pins else named[name] for name in missing}
         besides = {name: by for name, by in unpinned.items() if by is not None}
-        ids = [f'"{name}"' for name in lost_snapshots(store, workspace, besides, listed)]
+        ids = [f'"{name}"' for name in missing_snapshots(store, workspace, besides, listed)]
         steps = []
         if pins:
             steps.append(f"remove the pin of {', '.join(pins)} by `pin` with `remove`")
@@ -83,7 +83,7 @@ def check_present(
             call = f'delete_snapshots("{workspace}", [{", ".join(ids)}])'
             steps.append(f"run delete-snapshots: {call}")
         raise SnapshotMissing(
-            f"{_with_reasons(lost, named)} of workspace {workspace} is missing from "
+            f"{_with_reasons(missing, named)} of workspace {workspace} is missing from "
             f"{store.address}, and no record says that it was deleted: nothing was marked or "
             "deleted, because its packs may be all that is left of it. Put its manifest "
             f"workspaces/{workspace}/snapshots/ID back, say from an old version in the bucket; or, "
@@ -91,7 +91,7 @@ def check_present(
         )
 
 
-def lost_snapshots(
+def missing_snapshots(
     store: ObjectStore,
     workspace: WorkspaceName,
     named: Mapping[SnapshotId, NamedBy],

@@ -13,19 +13,19 @@ Rules 11 and 13 of docs/contributing/safety.md; docs/contributing/lineage.md has
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 from torpor.control.losses import clean, size
 from torpor.control.safety import Verified, check_whole
-from torpor.control.store.manifests import find_snapshot, open_manifest
+from torpor.control.store.manifests import ReadManifest, find_snapshot, open_manifest
 from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.packs import stored_packs
 from torpor.control.store.receipts import receipt_of
 from torpor.control.upkeep.deletion import delete_snapshot
 from torpor.control.upkeep.lineage import SnapshotLines
-from torpor.control.upkeep.pins import hold, holds, let_go, pin_times
+from torpor.control.upkeep.pins import Pin, hold, holds, let_go
 from torpor.shared.errors import SnapshotError, SnapshotKept, SnapshotMissing, StoreArchived
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.missed import MissedFiles, Tree, has_all, holds_all, missed
@@ -46,10 +46,12 @@ class PinnedSnapshot(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """``deleted``: oldest first. ``held``: those that stay for what they alone hold."""
+    """``deleted``: oldest first. ``held``: those that stay for what they alone hold. ``holds``: all
+    that torpor pins now."""
 
     deleted: list[SnapshotId]
     held: list[PinnedSnapshot]
+    holds: Mapping[SnapshotId, Pin]
 
 
 class Stays(NamedTuple):
@@ -61,7 +63,8 @@ class Stays(NamedTuple):
 
 class Succession:
     """The snapshots of a workspace, of which those that are superseded may go. ``proven``: what is
-    known to be whole beside the snapshots with a receipt."""
+    known to be whole beside the snapshots with a receipt. ``has_read``: a manifest that the caller
+    has read, and that is read here no more."""
 
     def __init__(
         self,
@@ -69,13 +72,14 @@ class Succession:
         workspace: WorkspaceName,
         seal: Seal,
         proven: Iterable[SnapshotId] = (),
+        has_read: ReadManifest | None = None,
     ) -> None:
-        self.lines = SnapshotLines.of(store, workspace, seal)
+        self.lines = SnapshotLines.of(store, workspace, seal, has_read)
         self._store = store
         self._workspace = workspace
         self._seal = seal
         self._holds = holds(store, workspace)
-        self._pinned = pin_times(store, workspace)
+        self._read = has_read
         self._proven = set(proven)
         self._whole: dict[SnapshotId, bool] = {}
         self._packs: dict[ObjectKey, StoredObject] | None = None  # listed once
@@ -93,6 +97,11 @@ class Succession:
                 f"{store.address} after it was verified: nothing was deleted; run the backup again"
             )
         return cls(store, workspace, seal, [verified.snapshot])
+
+    @property
+    def holds(self) -> Mapping[SnapshotId, Pin]:
+        """What torpor pins, as it stands now."""
+        return self._holds
 
     def prove(self, snapshot: SnapshotId) -> bool:
         """Take a snapshot that is whole for verified; False where it is not whole."""
@@ -178,9 +187,9 @@ class Succession:
     def end(self, wanted: Iterable[SnapshotId], why: str) -> Ended:
         """Delete those of the ``wanted`` that are superseded and not pinned; ``why`` stands in
         their deletion records. What alone holds something is pinned."""
-        ended = Ended([], [])
+        ended = Ended([], [], self._holds)
         for snapshot in self.lines.oldest_first(wanted):
-            if snapshot in self._holds or snapshot in self._pinned:
+            if snapshot in self._holds or snapshot in self.lines.pins:
                 continue
             with suppress(SnapshotKept, SnapshotMissing):  # another run works on it
                 stays = self.why_stays(snapshot)
@@ -202,10 +211,10 @@ class Succession:
         self, before: SnapshotId, other: SnapshotId, newest: Iterable[SnapshotId]
     ) -> list[PinnedSnapshot]:
         """Pin ``before`` for what ``other`` misses. SnapshotMissing where it is gone."""
-        lost = self._missed(before, other, newest)
-        if lost is None or before in self._holds:
+        files = self._missed(before, other, newest)
+        if files is None or before in self._holds:
             return []
-        return [self._pin(before, _words(lost), other)]
+        return [self._pin(before, _words(files), other)]
 
     def _pin(self, snapshot: SnapshotId, reason: str, missed_in: SnapshotId) -> PinnedSnapshot:
         made = hold(self._store, self._workspace, snapshot, reason, missed_in)
@@ -227,16 +236,16 @@ class Succession:
         """What ``other`` misses of what ``before`` holds, where none of the ``newest`` has that
         again. One that is equal to ``before`` is no later state, and no wake names it. What cannot
         be read holds nothing, and shows nothing."""
-        lost = None
+        files = None
         with suppress(SnapshotError):
-            lost = missed(self._tree(before), self._tree(other))
-            for one in newest if lost is not None else ():
+            files = missed(self._tree(before), self._tree(other))
+            for one in newest if files is not None else ():
                 is_other = one != other and not self.lines.are_equal(one, before)
                 if is_other and self._is_whole(one):
-                    lost = missed(self._tree(before), self._tree(other), self._tree(one))
-                if lost is None:
+                    files = missed(self._tree(before), self._tree(other), self._tree(one))
+                if files is None:
                     return None
-        return lost
+        return files
 
     def _newest_heirs(self, snapshot: SnapshotId) -> list[SnapshotId]:
         """The verified snapshots that go on from it and from which no other verified one goes on;
@@ -295,7 +304,11 @@ class Succession:
 
     def _tree(self, snapshot: SnapshotId) -> Tree:
         if snapshot not in self._trees:
-            manifest, _ = open_manifest(self._store, self._workspace, snapshot, self._seal)
+            read, found = self._read, self.lines.there.get(snapshot)
+            if read is not None and found is not None and read.is_of(found):
+                manifest = read.manifest
+            else:
+                manifest, _ = open_manifest(self._store, self._workspace, snapshot, self._seal)
             self._keep(snapshot, Tree(manifest))
         self._trees[snapshot] = self._trees.pop(snapshot)
         return self._trees[snapshot]
@@ -306,7 +319,7 @@ class Succession:
         self._trees[snapshot] = tree
 
 
-def _words(lost: MissedFiles) -> str:
-    files = f"{lost.files:,} file{'' if lost.files == 1 else 's'} ({size(lost.size)})"
-    names = ", ".join(clean(name)[-_MOST_NAME:] for name in lost.names)
+def _words(missed: MissedFiles) -> str:
+    files = f"{missed.files:,} file{'' if missed.files == 1 else 's'} ({size(missed.size)})"
+    names = ", ".join(clean(name)[-_MOST_NAME:] for name in missed.names)
     return f"it alone holds {files} that a later snapshot missed and nobody deleted: {names}"

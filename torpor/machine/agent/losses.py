@@ -27,7 +27,7 @@ from torpor.shared.format.manifest import Entry
 from torpor.shared.values import learned
 from torpor.shared.wire.activity import MACHINE_VARIABLE
 from torpor.shared.wire.losses import LeftBehind, LinkOut, LookAtHomes, LookForLosses, Losses
-from torpor.shared.wire.snapshot import OwnFiles
+from torpor.shared.wire.snapshot import UserFiles
 
 LINKS_S: Final = 10.0
 """How long to look where links lead. A link whose data was not looked at until then keeps the
@@ -65,7 +65,7 @@ class LookBehind:
             except OSError as error:
                 self._found = _unknown(f"its process did not start: {error}")
 
-    def where(self, request: LookForLosses | LookAtHomes | OwnFiles) -> Where:
+    def where(self, request: LookForLosses | LookAtHomes | UserFiles) -> Where:
         """What to look at on this machine."""
         return Where(
             top=self._top,
@@ -82,7 +82,7 @@ class LookBehind:
         self,
         tops: Iterable[str],
         links: Iterable[tuple[str, str]],
-        request: OwnFiles,
+        request: UserFiles,
         stop: Callable[[], bool],
     ) -> list[LinkOut]:
         """Links, by their paths and what they say, that lead to data outside of the roots and of
@@ -117,11 +117,11 @@ class LookBehind:
         if not request.whole:
             return _answer(_found(True), links, count)
         found = self._wait(request.wait_s, call)
-        return _answer(_with_own(found, self._homes(request, call)), links, count)
+        return _answer(_with_users(found, self._homes(request, call)), links, count)
 
     def homes(self, request: LookAtHomes, call: Call) -> Losses:
         """What a user has written in a home until now."""
-        return _answer(_with_own(_found(True), self._homes(request, call)), [], 0)
+        return _answer(_with_users(_found(True), self._homes(request, call)), [], 0)
 
     def close(self) -> None:
         """End the process."""
@@ -148,7 +148,7 @@ class LookBehind:
                 self._process = None
             return self._found or _unknown("the run has ended")
 
-    def _left_out(self, request: LookForLosses | LookAtHomes | OwnFiles) -> list[str]:
+    def _left_out(self, request: LookForLosses | LookAtHomes | UserFiles) -> list[str]:
         places = [absolute_root(place) for place in request.accepted]
         left_out = [str(self._home), *own_profile(self._home), *places]
         return [*map(os.path.realpath, left_out), *map(os.path.normpath, places)]
@@ -251,18 +251,18 @@ def _unknown(why: str) -> Found:
 
 def _found(complete: bool, unseen: Sequence[str] = ()) -> Found:
     """Nothing, as far as is known."""
-    own_unseen = [] if complete else [HOMES_CUT]
-    return Found(complete, _NOTHING, [], [], [], 0, [], 0, [*unseen], [], _NOTHING, own_unseen)
+    user_unseen = [] if complete else [HOMES_CUT]
+    return Found(complete, _NOTHING, [], [], [], 0, [], 0, [*unseen], [], _NOTHING, user_unseen)
 
 
-def _with_own(found: Found, homes: Found) -> Found:
+def _with_users(found: Found, homes: Found) -> Found:
     """``found``, with what a user has written in a home from ``homes``."""
     return msgspec.structs.replace(
         found,
-        own=homes.own,
-        own_total=homes.own_total,
-        own_unseen=homes.own_unseen,
-        own_mark=homes.own_mark,
+        users=homes.users,
+        user_total=homes.user_total,
+        user_unseen=homes.user_unseen,
+        user_mark=homes.user_mark,
     )
 
 

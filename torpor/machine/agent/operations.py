@@ -58,10 +58,10 @@ from torpor.shared.wire.snapshot import (
     Confirm,
     EndSnapshot,
     ListPacks,
+    PassesOutcome,
     Quiesce,
     RereadPacks,
-    Store,
-    Stored,
+    StorePasses,
 )
 from torpor.shared.wire.sync import (
     BeginSync,
@@ -107,12 +107,12 @@ def operations(
     def first_worker(run: AgentRun, call: Call) -> AbstractContextManager[None]:
         return runs.worker(partial(run.check, call), first=True)
 
-    def store(run: SnapshotRun, request: Store, call: Call) -> Stored:
+    def store(run: SnapshotRun, request: StorePasses, call: Call) -> PassesOutcome:
         return run.store(request, call, Workers(runs.workers, runs.worker))
 
     snapshots = _Serving(runs, SnapshotRun)
     table.add(BeginSnapshot, snapshots.begins(SnapshotRun.begin))
-    table.add(Store, snapshots.during(store, AgentRun.alone))
+    table.add(StorePasses, snapshots.during(store, AgentRun.alone))
     table.add(Quiesce, snapshots.during(SnapshotRun.quiesce, AgentRun.alone))
     table.add(LookForLosses, snapshots.during(SnapshotRun.losses))
     table.add(LookAtHomes, snapshots.during(SnapshotRun.homes))

@@ -16,7 +16,7 @@ from torpor.shared.errors import GrantExpired, RunCancelled
 from torpor.shared.format.sizes import packs_needed
 from torpor.shared.transfer.transfer import Transfer
 from torpor.shared.values import MIB, Grant
-from torpor.shared.wire.snapshot import Stored
+from torpor.shared.wire.snapshot import PassesOutcome
 
 SHARES: Final = 4 * WORKERS
 """The most shares of a pass. Each ends with a pack of its own, which may be small."""
@@ -49,7 +49,12 @@ class Pass:
     answer of it; ``began_s``: when, by the monotonic clock."""
 
     def __init__(
-        self, seen: Walk, source: Source, jobs: Sequence[ReadUnit], found: Stored, began_s: float
+        self,
+        seen: Walk,
+        source: Source,
+        jobs: Sequence[ReadUnit],
+        found: PassesOutcome,
+        began_s: float,
     ) -> None:
         self.seen = seen
         self.source = source

@@ -64,7 +64,7 @@ from torpor.shared.wire.snapshot import (
     BeginSnapshot,
     Commit,
     Program,
-    Store,
+    StorePasses,
 )
 
 MOST_PASSES: Final = 3
@@ -166,7 +166,7 @@ class Rescue:
         self._say = say
         self._call = Call("rescue", home, _unseen)
         self._passes = 0
-        self._lost = asked.book.lost
+        self._unusable = asked.book.unusable
         self._new_bytes = 0
         self._resumed: list[ObjectKey] = []
         self._stores: SnapshotRun | None = None
@@ -399,15 +399,15 @@ class Rescue:
     def _store(self, run: SnapshotRun) -> None:
         """Store what is new, until nothing is, or the time or the passes are used up."""
         book, began = self._book, time.monotonic()
-        request = Store(
-            run.id, MOST_PASSES, book.packs, self._resumed, self._lost, book.accepted, []
+        request = StorePasses(
+            run.id, MOST_PASSES, book.packs, self._resumed, self._unusable, book.accepted, []
         )
         workers = Workers(workers_in(room()), lambda check: nullcontext())
         try:
             stored = run.store(request, self._call, workers, goes_on=self._has_time_for, asks=False)
         finally:
             self._stored_s += time.monotonic() - began
-        self._lost = []
+        self._unusable = []
         self._passes += stored.passes
         self._new_bytes = stored.new_bytes
 

@@ -24,13 +24,13 @@ from torpor.machine.agent.known import KnownFiles
 from torpor.machine.agent.losses import LookBehind
 from torpor.machine.agent.machine import machine_id
 from torpor.machine.agent.memory import return_freed
-from torpor.machine.agent.own_files import OwnNamesOnly
 from torpor.machine.agent.passes import Means, Pass, Workers
 from torpor.machine.agent.programs import Programs
 from torpor.machine.agent.resume import Resumption
 from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.agent.state import Index, WorkspaceState
 from torpor.machine.agent.sync import drop_staged
+from torpor.machine.agent.user_files import UserNamesOnly
 from torpor.machine.checkpoint.tree import mark
 from torpor.machine.pipeline.buffers import PackBuffers
 from torpor.machine.pipeline.contents import Contents
@@ -94,6 +94,7 @@ from torpor.shared.wire.snapshot import (
     Missed,
     PackClaim,
     Packs,
+    PassesOutcome,
     Program,
     Quiesce,
     Quiesced,
@@ -101,8 +102,7 @@ from torpor.shared.wire.snapshot import (
     RereadPacks,
     SnapshotBegun,
     SnapshotEnded,
-    Store,
-    Stored,
+    StorePasses,
     Vanished,
 )
 
@@ -124,7 +124,7 @@ class _Begun(NamedTuple):
     known: KnownFiles
     equality: Equality | None  # None: what the machine held last is not known, or not stored
     ready: Files  # what made an earlier machine ready
-    own: OwnNamesOnly | None  # of a home
+    user_files: UserNamesOnly | None  # of a home
     may_be_empty: bool
 
 
@@ -133,7 +133,7 @@ class _Area(NamedTuple):
 
     roots: list[bytes]
     excluded: Callable[[bytes], bool] | None
-    own: OwnNamesOnly | None  # of a home
+    user_files: UserNamesOnly | None  # of a home
     may_be_empty: bool  # it is unused, and torpor made its directories on this machine
 
 
@@ -204,7 +204,7 @@ class SnapshotRun(AgentRun):
                 raise
         area = self._area(request)
         programs = Programs(self.home, area.roots[0], area.excluded)
-        if area.own is None:
+        if area.user_files is None:
             programs.forget(self._resumption.programs)
         seal = seal_of(request.key)
         effort = Effort(smallest=request.compression.smallest)
@@ -228,20 +228,20 @@ class SnapshotRun(AgentRun):
             known=KnownFiles(request.roots, earlier.usable, earlier.known, resumable, before),
             equality=_equality(earlier.usable, self._line),
             ready=ready_before(own),
-            own=area.own,
+            user_files=area.user_files,
             may_be_empty=area.may_be_empty,
         )
         return self._begun.answer
 
     def _area(self, request: BeginSnapshot) -> _Area:
         """What the request names of this machine's disk."""
-        if request.own is None:
+        if request.user_files is None:
             new = new_directories(self.home)
             used = why_used(self.state, self.home, len(request.known))
             roots = resolve_roots(request.roots, new, not_empty=used)
             may_be_empty = not used and new.issuperset(roots)
             return _Area(roots, compile_excludes(request.exclude), None, may_be_empty)
-        own = OwnNamesOnly(self.home, request.own)
+        own = UserNamesOnly(self.home, request.user_files)
         return _Area([own.root], own.leaves_out, own, may_be_empty=False)
 
     def _earlier(
@@ -259,23 +259,23 @@ class SnapshotRun(AgentRun):
 
     def store(
         self,
-        request: Store,
+        request: StorePasses,
         call: Call,
         workers: Workers,
         *,
         goes_on: Callable[[float], bool] = lambda began: True,
         asks: bool = True,
-    ) -> Stored:
+    ) -> PassesOutcome:
         """Make passes. ``goes_on``: whether there is time for one more, where the last one began at
         that moment. GrantExpired where grants run out and it does not ``ask`` for more."""
         self._has_begun().known.take_up(request.resumed)
-        last = self._asking if request.packs and not request.lost else None
-        lost, made, self._asking = request.lost, 0, None
+        last = self._asking if request.packs and not request.unusable else None
+        unusable, made, self._asking = request.unusable, 0, None
         while True:
             began = time.monotonic()
             if last is None:
                 call.say(Event(0, pass_number=made + 1))
-                last, lost = self._next_pass(request, lost, call), []
+                last, unusable = self._next_pass(request, unusable, call), []
             if last.packs and asks and not request.packs:
                 return self._ask(last, made)
             try:
@@ -497,14 +497,14 @@ class SnapshotRun(AgentRun):
 
     def _walk(self, run: _Begun, call: Call) -> Walk:
         check = partial(self.check, call)
-        if run.own is not None:
-            run.own.look(check)
+        if run.user_files is not None:
+            run.user_files.look(check)
         return walk(run.roots, run.known.held, run.excluded, check)
 
-    def _next_pass(self, request: Store, lost: Sequence[ObjectKey], call: Call) -> Pass:
+    def _next_pass(self, request: StorePasses, unusable: Sequence[ObjectKey], call: Call) -> Pass:
         """Walk the roots, and find out what to read."""
         run, began_s = self._has_begun(), time.monotonic()
-        run.known.lose(lost)
+        run.known.lose(unusable)
         seen = self._walk(run, call)
         self._had_a_file |= len(seen.names) > len(run.roots)
         if run.equality is not None:
@@ -535,13 +535,13 @@ class SnapshotRun(AgentRun):
         self._pass = Pass(seen, source, jobs, self._found(run, seen, request), began_s)
         return self._pass
 
-    def _found(self, run: _Begun, seen: Walk, request: Store) -> Stored:
+    def _found(self, run: _Begun, seen: Walk, request: StorePasses) -> PassesOutcome:
         """What to answer of a walk."""
         left, count = seen.unread.paths(), len(seen.unread)
         if request.accepted:
             names, _ = _split(left, request.accepted)
             left, count = iter(names), len(names)
-        return Stored(
+        return PassesOutcome(
             passes=0,
             new_bytes=0,
             stored_bytes=0,
@@ -570,16 +570,16 @@ class SnapshotRun(AgentRun):
             )
         )
 
-    def _ask(self, last: Pass, made: int, stored: str = "", why: str = "") -> Stored:
+    def _ask(self, last: Pass, made: int, stored: str = "", why: str = "") -> PassesOutcome:
         """Answer that the rest of this pass needs more grants."""
         self._asking = last
         answer = self._answer(made)
         return msgspec.structs.replace(answer, packs=last.packs, stored=stored, why=why)
 
-    def _stored(self, made: int) -> Stored:
+    def _stored(self, made: int) -> PassesOutcome:
         return msgspec.structs.replace(self._answer(made), unchanged=self.is_unchanged())
 
-    def _answer(self, made: int) -> Stored:
+    def _answer(self, made: int) -> PassesOutcome:
         self._take_stored()
         last = self._has_scanned()
         return msgspec.structs.replace(

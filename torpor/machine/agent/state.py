@@ -21,7 +21,7 @@ from torpor.shared.errors import ManifestInvalid, WorkspaceBusy, WorkspaceInvali
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.lineage import Lineage
 from torpor.shared.format.manifest import FILE, Manifest, decode_manifest
-from torpor.shared.format.missed import is_own
+from torpor.shared.format.missed import is_torpors
 from torpor.shared.values import SnapshotId, WorkspaceName, learned
 
 _SAMPLED: Final = 64
@@ -79,7 +79,7 @@ class Index(msgspec.Struct, frozen=True):
     def sample(self, number: int) -> list[tuple[bytes, int, int]]:
         """Path, size and mtime of some of the files that it held of one of its roots."""
         entries = [self.held.entries[at] for at in self.held.of_root(number)]
-        files = [entry for entry in entries if entry.kind == FILE and not is_own(entry.path)]
+        files = [entry for entry in entries if entry.kind == FILE and not is_torpors(entry.path)]
         some = files[:: len(files) // _SAMPLED + 1]
         return [(entry.path, entry.size, entry.mtime_ns) for entry in some]
 

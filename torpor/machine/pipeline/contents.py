@@ -32,13 +32,13 @@ class Contents:
         self._missing: dict[int, set[int]] = {}
         self._extents: dict[int, dict[int, Extent]] = {}
         self._unstable: set[int] = set()
-        idle = bytearray(b"\1") * len(seen.unread)  # empty, or nothing but a hole
+        empty = bytearray(b"\1") * len(seen.unread)  # empty, or nothing but a hole
         for job in jobs:
             if isinstance(job, ChunkRange):
                 self._missing.setdefault(job.file, set()).add(job.offset)
             for number in (job.file,) if isinstance(job, ChunkRange) else job.files:
-                idle[number] = 0
-        for number in compress(range(len(idle)), idle):
+                empty[number] = 0
+        for number in compress(range(len(empty)), empty):
             self._hold(number, seen.unread[number], {}, b"")
 
     def add_piece(self, piece: ChunkRange, read: Read, chunk: int) -> None:

@@ -24,7 +24,7 @@ import msgspec
 from torpor.machine.supervisor.folder import AutosaveFolder, AutosaveRecord, JobFolder, Kept
 from torpor.machine.supervisor.requests import Requests
 from torpor.machine.supervisor.save_trigger import Frozen, News, SaveTrigger
-from torpor.machine.supervisor.saves import Rescued
+from torpor.machine.supervisor.saves import Rescued, SaveDue
 from torpor.shared.errors import InvalidInput, TorporError, WorkspaceBusy
 from torpor.shared.values import WorkspaceName
 from torpor.shared.wire.autosave import (
@@ -109,7 +109,7 @@ class Autosaver:
             if self._shuts_down:
                 self._shuts_down, self._trigger.shuts_down = False, True
                 words = "the machine shuts down: the autosave process got SIGTERM"
-                self._trigger.hear(Notice("signal", words, time.time()))
+                self._trigger.save_for(Notice("signal", words, time.time()))
             elif not self._is_leaving:
                 self._trigger.save_if_due()
             for news in self._trigger.news():
@@ -120,9 +120,9 @@ class Autosaver:
             self._look_at_folder()
 
     def _hear(self, news: News) -> None:
-        if isinstance(news, Notice):
+        if isinstance(news, Notice | SaveDue):
             self._heard.append((news.at_unix, time.monotonic()))
-            if news.kind != "schedule":
+            if isinstance(news, Notice):
                 why_not = self._trigger.why_never_frozen(self._record.job)
                 self._update(notice=news, save_error="", not_frozen=why_not)
         elif isinstance(news, Frozen):
@@ -163,8 +163,8 @@ class Autosaver:
             return True
         if self._trigger.saves_now:
             return False
-        is_idle = self._trigger.is_over and not self._is_for_a_command()
-        return self._is_leaving or (is_idle and self._is_written)
+        is_unneeded = self._trigger.is_over and not self._is_for_a_command()
+        return self._is_leaving or (is_unneeded and self._is_written)
 
     @property
     def _is_leaving(self) -> bool:

@@ -17,7 +17,7 @@ from torpor.machine.supervisor.folder import JobFolder, Kept
 from torpor.machine.supervisor.freezing import NOTICES, Freeze, why_too_late
 from torpor.machine.supervisor.notices import NoticeListener
 from torpor.machine.supervisor.processes import descendants, resident_bytes
-from torpor.machine.supervisor.saves import Rescued, RescueSaves
+from torpor.machine.supervisor.saves import Rescued, RescueSaves, SaveCause, SaveDue
 from torpor.machine.supervisor.schedule import SaveSchedule, usable_cores
 from torpor.shared.errors import TorporError
 from torpor.shared.wire.autosave import Book
@@ -36,7 +36,7 @@ class Frozen(msgspec.Struct, frozen=True):
     attempt: int = 0
 
 
-News = Notice | Rescued | Frozen
+News = SaveCause | Rescued | Frozen
 
 
 class SaveTrigger:
@@ -55,9 +55,9 @@ class SaveTrigger:
         self._wake = wake
         self.shuts_down = False  # the machine, and the command with it: it is not frozen any more
         self._news: SimpleQueue[News] = SimpleQueue()
-        self._unsaved: SimpleQueue[Notice] = SimpleQueue()
+        self._unsaved: SimpleQueue[SaveCause] = SimpleQueue()
         self._lock = threading.Lock()
-        self._open = self._urgent = 0  # notices whose save has not ended, and those not scheduled
+        self._open = self._urgent = 0  # saves that have not ended, and those of them after a notice
         self._sources: list[NoticeSource] = []
         self._notices = NoticeListener([])
         threading.Thread(target=self._save_for_each, name="saves", daemon=True).start()
@@ -91,16 +91,16 @@ class SaveTrigger:
         self._saves.stand_by(None)
         self._ends_s = 0.0
 
-    def hear(self, notice: Notice) -> None:
+    def save_for(self, cause: SaveCause) -> None:
         """Have the workspace saved for it. A scheduled save gives way to any other."""
-        is_urgent = notice.kind != "schedule"
+        is_urgent = isinstance(cause, Notice)
         with self._lock:
             self._open += 1
             self._urgent += is_urgent
         if is_urgent:
             self._saves.end_scheduled()
-        self._news.put(notice)
-        self._unsaved.put(notice)
+        self._news.put(cause)
+        self._unsaved.put(cause)
         self._wake()
 
     def save_if_due(self) -> None:
@@ -111,10 +111,10 @@ class SaveTrigger:
         if self.saves_now or self.is_over or self.schedule.wait_s > 0 or self._is_frozen():
             return
         self.schedule.begin()
-        self.hear(Notice("schedule", "a save is due", time.time()))
+        self.save_for(SaveDue(time.time()))
 
     def news(self) -> list[News]:
-        """Each notice, with the outcome of its save, that was not returned before."""
+        """Each cause of a save, with the outcome of its save, that was not returned before."""
         found = []
         while True:
             try:
@@ -181,33 +181,33 @@ class SaveTrigger:
 
     def _save_for_each(self) -> None:
         while True:
-            notice = self._unsaved.get()
+            cause = self._unsaved.get()
             try:
-                self._save(notice)
+                self._save(cause)
             finally:  # or the process would never leave
                 with self._lock:
                     self._open -= 1
-                    self._urgent -= notice.kind != "schedule"
+                    self._urgent -= isinstance(cause, Notice)
                 self._wake()
 
-    def _save(self, notice: Notice) -> None:
+    def _save(self, cause: SaveCause) -> None:
         """Save; then, in the time that is left, once more with the command, frozen. A later save
         would lack what is frozen."""
         kept, began_s = self._command(), time.monotonic()
-        scheduled = notice.kind == "schedule"
+        scheduled = isinstance(cause, SaveDue)
         if (scheduled and self.is_urgent) or self._is_frozen():
             self._news.put(Rescued(None, gave_way=True, scheduled=scheduled))
             return
-        left_s = self._saves.left_s(notice) or 0.0
-        done = self._saves.save(notice)
+        left_s = self._saves.left_s(cause) or 0.0
+        done = self._saves.save(cause)
         self._news.put(done)
-        if notice.kind not in NOTICES:
+        if isinstance(cause, SaveDue) or cause.kind not in NOTICES:
             return
         if kept is None and self._saves.job:  # whoever waits for this keeps back its own saves
             self._news.put(Frozen(Rescued(None, NOT_KNOWN)))
         elif kept is not None and kept.freeze is not None and kept.freeze.criu:
             try:
-                frozen = self._save_frozen(kept, kept.freeze, notice, done, began_s + left_s)
+                frozen = self._save_frozen(kept, kept.freeze, cause, done, began_s + left_s)
             except OSError as error:
                 frozen = Rescued(None, f"its processes cannot be looked at: {error}")
             self._news.put(Frozen(frozen, kept.state.attempt))
@@ -243,4 +243,4 @@ class SaveTrigger:
             time.sleep(wait_s)
             found = notices.poll()
             for notice in found if notices is self._notices else ():
-                self.hear(notice)
+                self.save_for(notice)

@@ -34,6 +34,16 @@ REPEAT_S: Final = 5.0
 _SLACK_S: Final = 60.0
 
 
+class SaveDue(msgspec.Struct, frozen=True):
+    """The schedule asks for a save, since ``at_unix``: nobody takes the machine away."""
+
+    at_unix: float
+
+
+SaveCause = Notice | SaveDue
+"""What has a machine save by itself."""
+
+
 class SaveRequest(msgspec.Struct, frozen=True):
     """What the process gets on its standard input. ``book``: with one save, and packs that no other
     save uses. ``given_unix``: when the machine got it, by its own clock. ``left_s``: how long the
@@ -128,7 +138,7 @@ class RescueSaves:
 
     def save(
         self,
-        notice: Notice,
+        cause: SaveCause,
         freeze: Freeze | None = None,
         left_s: float | None = None,
     ) -> Rescued:
@@ -136,7 +146,7 @@ class RescueSaves:
         ``freeze``: with the command, frozen, in the ``left_s`` that the machine lives on. Never
         raises for what the process did or for one that cannot start."""
         with self._saving:
-            asked = self._request_for(notice)
+            asked = self._request_for(cause)
             if asked is not None and freeze is not None:
                 book = msgspec.structs.replace(asked.book, save_argv=[])
                 asked = msgspec.structs.replace(asked, book=book, freeze=freeze, left_s=left_s)
@@ -156,24 +166,23 @@ class RescueSaves:
             if self._scheduled is not None:
                 self._scheduled.terminate()
 
-    def _request_for(self, notice: Notice) -> SaveRequest | None:
+    def _request_for(self, cause: SaveCause) -> SaveRequest | None:
         """The next save, with half of the packs that are left; the last one gets all of them. A
         scheduled one leaves only RESERVE, so that a first save of many GiB comes far."""
         with self._lock:
             book = self._book
             if book is None or not book.saves:
                 return None
-            scheduled = notice.kind == "schedule"
+            scheduled = isinstance(cause, SaveDue)
             share = len(book.packs) if len(book.saves) == 1 else (len(book.packs) + 1) // 2
             if scheduled:
                 share = max(share, len(book.packs) - RESERVE)
             replace = msgspec.structs.replace
             self._book = replace(book, saves=book.saves[1:], packs=book.packs[share:])
             mine = replace(book, saves=book.saves[:1], packs=book.packs[:share])
-            is_about_to_end = notice.kind not in ("schedule", "aws-rebalance")
-            if not book.job and not is_about_to_end:  # nobody's work is paused for that
+            left_s = self.left_s(cause)
+            if not book.job and left_s is None:  # nobody's work is paused for that
                 mine = replace(mine, save_argv=[])
-            left_s = self.left_s(notice)
             return SaveRequest(mine, self._given_unix, left_s, list(self._made), scheduled)
 
     def _take_back(self, asked: SaveRequest, done: Rescued) -> None:
@@ -189,14 +198,14 @@ class RescueSaves:
                 self._book, saves=[*saves, *self._book.saves], packs=[*packs, *self._book.packs]
             )
 
-    def left_s(self, notice: Notice) -> float | None:
+    def left_s(self, cause: SaveCause) -> float | None:
         """How long the machine lives on; None if nobody has said that it ends."""
-        if notice.kind in ("aws-rebalance", "schedule"):
+        if isinstance(cause, SaveDue) or cause.kind == "aws-rebalance":
             return None
-        if notice.until_unix is None:
+        if cause.until_unix is None:
             return UNKNOWN_S
-        left_s = notice.until_unix - self._now()
-        longest_s = LONGEST_NOTICE_S.get(notice.kind, UNKNOWN_S)
+        left_s = cause.until_unix - self._now()
+        longest_s = LONGEST_NOTICE_S.get(cause.kind, UNKNOWN_S)
         if not -_SLACK_S <= left_s <= longest_s + _SLACK_S:
             return UNKNOWN_S  # this machine's clock is not the market's
         return max(left_s, 0.0)

@@ -128,13 +128,13 @@ class Found(msgspec.Struct):
     packages: list[str]
     package_count: int
     unseen: list[str]
-    own: list[LeftBehind]
-    own_total: LeftBehind
-    own_unseen: list[str]
-    own_mark: str = ""
+    users: list[LeftBehind]
+    user_total: LeftBehind
+    user_unseen: list[str]
+    user_mark: str = ""
 
 
-class OwnNames(msgspec.Struct, frozen=True):
+class UserNames(msgspec.Struct, frozen=True):
     """What counts as a user's own in the homes. ``names``: of all files and links of it in the home
     of the agent's user, as absolute paths; ``bytes``: how much these take; ``elsewhere``: names in
     other homes; ``unseen``: why there may be more."""
@@ -170,8 +170,8 @@ class Look:
         self._owned = Owned(prefix, where.since_ns)
         self._homes = {where.top} if where.top != "/" else self._homes_of_users()
         self._own: dict[str, tuple[int, int, int]] = {}  # a name in a home: files, bytes, newest
-        self._own_unseen = [HOMES_CUT]
-        self._own_mark = 0
+        self._user_unseen = [HOMES_CUT]
+        self._user_mark = 0
         self._most_gathered = 0
         self._gathered: list[str] = []
         self._gathered_bytes = 0
@@ -215,14 +215,14 @@ class Look:
             self._look_at_homes()
         return self._found(False, [])
 
-    def own_names(self, most: int) -> OwnNames:
+    def user_names(self, most: int) -> UserNames:
         """Look at the homes alone, for what counts as a user's own there, and for the links and the
         empty files beside it. Stops after ``most`` names."""
         self._most_gathered = most
         with suppress(_Stopped):
             self._look_at_homes()
         elsewhere = [path for path in self._own if not is_under(path, [self._where.home])]
-        return OwnNames(self._gathered, self._gathered_bytes, elsewhere, self._own_unseen)
+        return UserNames(self._gathered, self._gathered_bytes, elsewhere, self._user_unseen)
 
     def _found(self, complete: bool, packages: Sequence[str]) -> Found:
         own = [
@@ -246,16 +246,16 @@ class Look:
                 sum(name.bytes for name in own),
                 max((name.newest_unix for name in own), default=0.0),
             ),
-            [*map(shown, self._own_unseen[:SENT])],
+            [*map(shown, self._user_unseen[:SENT])],
             self._mark(),
         )
 
     def _mark(self) -> str:
         """The same as long as the same is known of a user's own files in the homes: their names,
         and what could not be looked at. Where the look was cut, how far it came says nothing."""
-        is_cut = HOMES_CUT in self._own_unseen
-        mark = 0 if is_cut else self._own_mark
-        for why in [HOMES_CUT] if is_cut else {*self._own_unseen}:
+        is_cut = HOMES_CUT in self._user_unseen
+        mark = 0 if is_cut else self._user_mark
+        for why in [HOMES_CUT] if is_cut else {*self._user_unseen}:
             mark ^= _number(b"\0" + os.fsencode(why))  # no path has a zero byte
         return f"{mark:032x}"
 
@@ -274,19 +274,19 @@ class Look:
                 if self._stop():
                     raise _Stopped
                 pending += self._directory(path, False, home)
-        self._own_unseen = self._own_unseen[1:]
+        self._user_unseen = self._user_unseen[1:]
 
     def _since_of(self, path: str) -> int:
         on_other = is_under(path, self._other_disks)
         return self._where.disks_since_ns if on_other else self._where.since_ns
 
-    def _count_own(self, home: str, path: str, name: str, size: int, newest_ns: int) -> None:
+    def _count_users(self, home: str, path: str, name: str, size: int, newest_ns: int) -> None:
         """Count a file under the name in its home that it is or lies in."""
         below = path[len(home) + 1 :].partition("/")[0]
         place = f"{home}/{below or name}"
         files, before, newest = self._own.get(place, (0, 0, 0))
         self._own[place] = files + 1, before + size, max(newest, newest_ns)
-        self._own_mark ^= _number(os.fsencode(f"{path}/{name}"))
+        self._user_mark ^= _number(os.fsencode(f"{path}/{name}"))
 
     # -- the walk
 
@@ -398,7 +398,7 @@ class Look:
             if not (for_root_alone and (system or path.startswith("/var/"))):
                 self._unseen.append(f"{path}: {error.strerror}")
             if own and not (for_root_alone and (path == own or self._is_older(path))):
-                self._own_unseen.append(f"{path}: {error.strerror}")
+                self._user_unseen.append(f"{path}: {error.strerror}")
         if changed:
             self._folders.add(path, changed, size, newest)
         if not own:
@@ -407,7 +407,7 @@ class Look:
             self._later += below
             return []
         for name, taken, at_ns in mine:
-            self._count_own(own, path, name, taken, at_ns)
+            self._count_users(own, path, name, taken, at_ns)
         for name, taken in named:
             if name not in self._skipped:
                 self._gathered.append(name)

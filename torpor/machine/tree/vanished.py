@@ -15,7 +15,7 @@ from torpor.machine.tree.mappings import file_systems
 from torpor.machine.tree.names import HELD, Names, Signature
 from torpor.machine.tree.walk import Walk, is_inside
 from torpor.shared.format.manifest import FILE, Entry
-from torpor.shared.format.missed import Amount, Missing, is_most, is_own
+from torpor.shared.format.missed import Amount, Missing, is_most, is_torpors
 
 SAMPLE: Final = 16
 NAMED: Final = 10
@@ -72,7 +72,7 @@ def _sizes(names: Names, root: int) -> list[int]:
     return [
         names.seen(at).size
         for at in names.of_root(root)
-        if (entry := names.entries[at]).kind == FILE and not is_own(entry.path)
+        if (entry := names.entries[at]).kind == FILE and not is_torpors(entry.path)
     ]
 
 
@@ -131,7 +131,7 @@ def _file(names: Names, position: int) -> Entry | None:
     if not names.marks[position] & HELD:
         return None
     entry = names.entry(position)
-    return None if entry.kind != FILE or is_own(entry.path) else entry
+    return None if entry.kind != FILE or is_torpors(entry.path) else entry
 
 
 def disks(roots: Sequence[bytes], excluded: Callable[[bytes], bool] | None) -> list[bytes]:

@@ -67,7 +67,7 @@ def is_most(gone: Amount, held: Amount, left: Amount) -> bool:
     return gone.size >= FEW_BYTES and 2 * left.size < held.size
 
 
-def is_own(path: bytes) -> bool:
+def is_torpors(path: bytes) -> bool:
     """Whether a file is torpor's own, and not its user's."""
     return _OWN.match(path) is not None
 
@@ -132,7 +132,7 @@ class Tree:
         try:
             changed = bytearray(len(self._entries))  # without it, no names are listed
             for row, root, path, is_run, names in self._entries.listed(changed):
-                if is_run and not is_own(path + b"/"):
+                if is_run and not is_torpors(path + b"/"):
                     self._add(root, path, range(row, row + names.count(b"\0") + 1), names)
         except NotPlain:
             self._find_each()
@@ -142,7 +142,7 @@ class Tree:
         found: dict[tuple[int, bytes], tuple[array[int], list[bytes]]] = {}
         for position, entry in enumerate(self._entries):
             directory, _, name = entry.path.rpartition(b"/")
-            if name and not is_own(entry.path):
+            if name and not is_torpors(entry.path):
                 positions, names = found.setdefault((entry.root, directory), (array("Q"), []))
                 positions.append(position)
                 names.append(name)

@@ -27,7 +27,7 @@ class Book(msgspec.Struct, frozen=True):
 
     ``job``: whose save command is ``save_argv``, and whose command may be frozen; empty for the
     saves of no job. ``saves``: one for each save, used in order. ``packs``:
-    grants for new packs. ``lost``: packs of the known snapshots that a manifest must not name.
+    grants for new packs. ``unusable``: packs of the known snapshots that a manifest must not name.
     ``young``: packs that none of those names and a manifest may: a save that did not end may have
     stored them. The key stays in memory. ``resume_argv``: the counterpart of ``save_argv``, owed
     from before that runs; empty for none. ``authority`` as in BeginsRun. ``every_s``: save so
@@ -43,7 +43,7 @@ class Book(msgspec.Struct, frozen=True):
     compression: Compression
     key: str | None
     known: list[KnownSnapshot]
-    lost: list[ObjectKey]
+    unusable: list[ObjectKey] = msgspec.field(name="lost")
     saves: list[SaveGrant]
     packs: list[Grant]
     save_argv: list[str]

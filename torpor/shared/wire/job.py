@@ -26,10 +26,9 @@ LONGEST_NOTICE_S: Final = {"aws-spot": SPOT_NOTICE_S["aws"], "azure": 900.0}
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """The machine is about to be taken away, or a scheduled save is due. ``until_unix``: when it is
-    taken, if its market says so."""
+    """The machine is about to be taken away. ``until_unix``: when, if its market says so."""
 
-    kind: Literal["aws-spot", "aws-rebalance", "gcp", "azure", "signal", "schedule"]
+    kind: Literal["aws-spot", "aws-rebalance", "gcp", "azure", "signal"]
     words: Words
     at_unix: float
     until_unix: float | None = None

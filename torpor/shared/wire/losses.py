@@ -41,9 +41,9 @@ class Losses(msgspec.Struct, frozen=True):
     ``folders``, also those that are too many to be named. ``caches``: what its program makes again.
     ``settings``: files of the system that were added or changed. ``packages``: those that were
     added and that the environment record of the snapshot lacks. ``unseen``: what was not looked at,
-    and why. ``own``: what of it a user has written in a home, by its name there, without settings
-    and caches; ``own_total``: all of that; ``own_mark``: the same as long as these files have the
-    same names, and ``own_unseen`` is the same: why there may be more; empty where all of it is
+    and why. ``users``: what of it a user has written in a home, by its name there, without settings
+    and caches; ``user_total``: all of that; ``user_mark``: the same as long as these files have the
+    same names, and ``user_unseen`` is the same: why there may be more; empty where all of it is
     known.
     """
 
@@ -58,10 +58,10 @@ class Losses(msgspec.Struct, frozen=True):
     packages: Names
     package_count: Count
     unseen: Names
-    own: Lefts = []
-    own_total: LeftBehind = LeftBehind("/", 0, 0, 0.0)
-    own_unseen: Names = []
-    own_mark: Words = ""
+    users: Lefts = []
+    user_total: LeftBehind = LeftBehind("/", 0, 0, 0.0)
+    user_unseen: Names = []
+    user_mark: Words = ""
 
 
 class LookForLosses(OfRun[Losses], frozen=True):
@@ -108,9 +108,9 @@ def summary(losses: Losses) -> dict[str, Any]:
         settings=losses.settings[:_KEPT],
         packages=losses.packages[:_KEPT],
         unseen=[],
-        own=losses.own[:_KEPT],
-        own_unseen=[],
-        own_mark="",
+        users=losses.users[:_KEPT],
+        user_unseen=[],
+        user_mark="",
     )
     return {SUMMARY: msgspec.to_builtins(kept)}
 

@@ -27,7 +27,7 @@ class Request(msgspec.Struct, Generic[A], frozen=True):
     """One operation of the agent: its arguments as fields, its answer's type as ``A``.
 
     Each operation is a direct subclass that sets ``op`` and names its answer in its base:
-    ``class Store(OfRun[Stored])``.
+    ``class StorePasses(OfRun[PassesOutcome])``.
     """
 
     op: ClassVar[str] = ""

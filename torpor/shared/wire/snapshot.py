@@ -32,7 +32,7 @@ class SnapshotBegun(msgspec.Struct, frozen=True):
     resumable: list[PackClaim]
 
 
-class OwnFiles(msgspec.Struct, frozen=True):
+class UserFiles(msgspec.Struct, frozen=True):
     """What a user has written in the home of the agent's user, and nothing else of that home.
 
     ``beside``: the directories of the workspace, which are stored apart. The others are as in
@@ -47,9 +47,9 @@ class OwnFiles(msgspec.Struct, frozen=True):
 class BeginSnapshot(BeginsRun[SnapshotBegun], frozen=True):
     """Take the workspace. ``key`` is the workspace key in hex; ``known`` is newest first, at most
     8. Images of programs that no run has frozen are removed, so that no snapshot holds older memory
-    than files. ``own``: the only root is ``~``, and the snapshot holds these files alone; each pass
-    and a confirm look for them, and raise UnsavedWork where some of them may not be stored, or
-    where it is not known."""
+    than files. ``user_files``: the only root is ``~``, and the snapshot holds these files alone;
+    each pass and a confirm look for them, and raise UnsavedWork where some of them may not be
+    stored, or where it is not known."""
 
     op = "snapshot.begin"
     roots: list[str]
@@ -57,7 +57,7 @@ class BeginSnapshot(BeginsRun[SnapshotBegun], frozen=True):
     key: str | None
     known: list[KnownSnapshot]
     compression: Compression = Compression()
-    own: OwnFiles | None = None
+    user_files: UserFiles | None = None
 
 
 class Vanished(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class Missed(msgspec.Struct, frozen=True):
     disks: Names = []
 
 
-class Stored(msgspec.Struct, frozen=True):
+class PassesOutcome(msgspec.Struct, frozen=True):
     """What came of some passes. ``passes``: those that this request has ended. ``new_bytes`` and
     ``stored_bytes``: of the chunks that the run has stored since it began, plain and stored.
     ``unchanged``: the tree is equal to the snapshot that it goes on from.
@@ -113,21 +113,21 @@ class Stored(msgspec.Struct, frozen=True):
     why: Words = ""
 
 
-class Store(OfRun[Stored], frozen=True):
+class StorePasses(OfRun[PassesOutcome], frozen=True):
     """Walk the workspace and store what is new, until a pass finds nothing unaccepted: the journal
     then holds everything that is on the disk. At most ``passes`` of them. A request without
     ``packs`` stores nothing: it ends where grants are needed, as one does whose grants are used up
     or have ended. The next one that has some goes on with that pass.
 
-    ``resumed``: the resumable packs that the store still has; ``lost``: packs that are gone from
-    the store, which begins a pass; ``accepted``: patterns of files that may change;
+    ``resumed``: the resumable packs that the store still has; ``unusable``: packs that a
+    manifest must not name, which begins a pass; ``accepted``: patterns of files that may change;
     ``accept_lost``: directories that count as kept, which may begin with ~/."""
 
     op = "snapshot.store"
     passes: int
     packs: list[Grant]
     resumed: list[ObjectKey]
-    lost: list[ObjectKey]
+    unusable: list[ObjectKey] = msgspec.field(name="lost")
     accepted: list[str]
     accept_lost: list[str]
 

@@ -223,7 +223,7 @@ class Ec2Client:
         except _NOT_SENT as cause:
             raise self._unavailable(f"cannot be reached: {cause}", operation) from cause
         except (_NotAws, BotoCoreError) as cause:
-            raise self._lost(once, f"{type(cause).__name__} {cause}", operation) from cause
+            raise self._unanswered(once, f"{type(cause).__name__} {cause}", operation) from cause
         except (ResponseParserError, AttributeError, KeyError, TypeError, ValueError) as cause:
             # botocore's parsers raise Python's own errors for some answers of another shape.
             told = f"{type(cause).__name__} {cause}"
@@ -240,10 +240,10 @@ class Ec2Client:
         if refusal.code in _THROTTLED or status == 429:
             raise self._unavailable(f"asks for fewer requests ({refusal.code})", operation)
         if status in UNDECIDED or (once and status == 409):
-            raise self._lost(once, refusal, operation)
+            raise self._unanswered(once, refusal, operation)
         # "No capacity" comes with status 500, too.
         if status >= 500 and not refusal.code.startswith("Insufficient"):
-            raise self._lost(once, refusal, operation)
+            raise self._unanswered(once, refusal, operation)
         return refusal
 
     def _client(self, service: str) -> Any:
@@ -259,9 +259,9 @@ class Ec2Client:
             return self._clients[service]
 
     def _shapeless(self, once: bool, told: object, operation: str) -> ProviderError:
-        return self._lost(once, told, operation) if once else self.unexpected(told, operation)
+        return self._unanswered(once, told, operation) if once else self.unexpected(told, operation)
 
-    def _lost(self, once: bool, told: object, operation: str) -> ProviderError:
+    def _unanswered(self, once: bool, told: object, operation: str) -> ProviderError:
         if not once:
             return self._unavailable(f"did not answer: {told}", operation)
         return CreateUncertain(

@@ -20,7 +20,7 @@ from torpor.shared.values import Machine, WorkspaceName, names_of
 Listing: TypeAlias = tuple[list[Machine], list[Residue]]
 
 
-class Standing(NamedTuple):
+class MarketLook(NamedTuple):
     """``shown``: all machines, of whatever workspace. ``silent``: the error of each provider that
     did not answer, or lists a machine which cannot be read; ``silent_before``: the same of the
     listing before the rentals were read. ``away``: the error of each workspace whose store did not
@@ -34,7 +34,9 @@ class Standing(NamedTuple):
     refused: dict[WorkspaceName, Unread]
 
 
-def what_stands(workspaces: Sequence[OpenWorkspace], providers: Sequence[Provider]) -> Standing:
+def look_at_markets(
+    workspaces: Sequence[OpenWorkspace], providers: Sequence[Provider]
+) -> MarketLook:
     """The machines and the residue at these providers, compared with the rentals of the workspaces
     under all of their names. Changes nothing. What does not answer is left out and named."""
     before, silent_before = listed(providers)
@@ -70,7 +72,7 @@ def what_stands(workspaces: Sequence[OpenWorkspace], providers: Sequence[Provide
         except Exception as error:  # noqa: BLE001 - as above
             away[of[name].spec.name] = trouble(error)
         findings.append(finding)
-    return Standing(findings, shown, silent, silent_before, away, refused)
+    return MarketLook(findings, shown, silent, silent_before, away, refused)
 
 
 def open_rentals(opened: OpenWorkspace, unread: Unread | None = None) -> list[Rental]:

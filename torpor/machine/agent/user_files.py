@@ -14,11 +14,11 @@ from torpor.machine.agent.losses import HOMES_S, LookBehind
 from torpor.machine.tree.absence import GONE
 from torpor.machine.tree.credentials import is_credential
 from torpor.machine.tree.disks import Mounts
-from torpor.machine.tree.left_behind import Look, OwnNames, shown
+from torpor.machine.tree.left_behind import Look, UserNames, shown
 from torpor.machine.tree.walk import absolute_root
 from torpor.shared.errors import UnsavedWork
 from torpor.shared.values import GIB
-from torpor.shared.wire.snapshot import OwnFiles
+from torpor.shared.wire.snapshot import UserFiles
 
 MOST_BYTES: Final = GIB
 MOST_FILES: Final = 100_000
@@ -27,10 +27,10 @@ The names are held in memory, about 300 bytes each."""
 _SHOWN: Final = 3
 
 
-class OwnNamesOnly:
+class UserNamesOnly:
     """The names of the last look. ``root``: the home."""
 
-    def __init__(self, home: Path, request: OwnFiles) -> None:
+    def __init__(self, home: Path, request: UserFiles) -> None:
         self.root = os.path.realpath(os.fsencode(os.path.expanduser("~")))
         self._home = os.fsdecode(self.root)
         self._request = request
@@ -52,7 +52,7 @@ class OwnNamesOnly:
 
         where = self._behind.where(self._request)
         mounts = Mounts.of_this_machine(self._request.volumes)
-        found = Look(where, mounts, stop).own_names(MOST_FILES)
+        found = Look(where, mounts, stop).user_names(MOST_FILES)
         below = [os.path.relpath(path, self._home) for path in found.names]
         _check(found, below)
         tops = {os.path.join(self._home, path.partition("/")[0]) for path in below}
@@ -64,7 +64,7 @@ class OwnNamesOnly:
         self._names = {os.fsencode(name) for path in below for name in _with_parents(path)}
 
 
-def _check(found: OwnNames, below: Sequence[str]) -> None:
+def _check(found: UserNames, below: Sequence[str]) -> None:
     if len(below) > MOST_FILES or found.bytes > MOST_BYTES:
         raise UnsavedWork(
             f"that takes at most {MOST_FILES:,} files with {MOST_BYTES:,} bytes, and there are "
