@@ -64,13 +64,13 @@ class Rates:
 def measured_rates() -> Rates:
     """The medians of the kept results."""
     free, line = _result("peers"), _result("peers-line-50")
-    feed, files, flows = _result("feed"), _result("files-100000"), _result("overhead")["flows"]
+    files, flows = _result("files-100000"), _result("overhead")["flows"]
     ours, slow = free["tools"]["torpor"], line["tools"]["torpor"]
     sent = slow["stored_full"]["median"] / slow["full"]["wall_s"]["median"]
     return Rates(
         ratio=ours["stored_full"]["median"] / free["bytes"],
         new_ratio=ours["stored_incremental"]["median"] / free["changed_bytes"],
-        store_b_s=feed["weights"]["read_gb_s"]["median"] * GB,
+        store_b_s=free["bytes"] / ours["full"]["wall_s"]["median"],
         restore_b_s=free["bytes"] / ours["restore"]["wall_s"]["median"],
         share=sent / _line_b_s(line),
         scan_s=files["tools"]["torpor"]["unchanged"]["wall_s"]["median"],
@@ -105,6 +105,7 @@ def _beside_measured(rates: Rates) -> list[str]:
     label = f"{size / GB:.2f} GB at {line_b_s * 8 / 1e6:.0f} Mbit/s"
     files = line["files"] / 100_000
     found = (
+        ("full", "full", rates.hibernate(size, line_b_s) - rates.hibernate_s),
         ("restore", "restore", rates.wake(size, line_b_s) - rates.wake_s),
         (
             "1 % changed",
