@@ -165,8 +165,8 @@ def say_awake(workspace: str, change: WantChange) -> None:
     say(
         f"torpor: the job runs on the machine that workspace {workspace} is on, and hibernates it "
         "when the command has ended: all that runs there ends then, such as kernels and tmux. "
-        f"Where the machine is lost, the job rents another one{other}, at most at the highest "
-        "price of the workspace",
+        f"Where the machine is lost, the job rents another one{other}, for at most max_price_usd_h "
+        "of the workspace, where it has that",
         sys.stderr,
     )
 
