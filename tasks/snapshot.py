@@ -18,7 +18,8 @@ from torpor.control.deploy.bases import is_base, shown_name
 from torpor.control.remote.agent import Agent
 from torpor.control.remote.preview import preview
 from torpor.control.remote.snapshot import RemoteSnapshot
-from torpor.control.safety import Verified, Warrant, read_back, verify_snapshot, warrant_to_destroy
+from torpor.control.safety import Verified, Warrant, verify_snapshot, warrant_to_destroy
+from torpor.control.store.manifests import read_with_object
 from torpor.control.upkeep.lineage import SnapshotLines
 from torpor.control.upkeep.superseded import Succession
 from torpor.shared.errors import SnapshotDamaged
@@ -141,12 +142,13 @@ def verify(
 ) -> tuple[Verified, SnapshotLines | None]:
     """Read the manifest back and compare every pack with what the store says it has. From then on
     the snapshot counts as one of ``machine``. Before it does, what alone holds what it lacks is
-    pinned: the next look goes back to here, and no further. Also returns the lines of the workspace
-    as they were listed for that."""
+    pinned: the next look goes back to here, and no further. That look reads other manifests, so
+    the proof reads this one again. Also returns the lines of the workspace as they were listed for
+    that look."""
     store, seal, lines = opened.store, opened.seal, None
-    read = read_back(store, stored, seal, opened.spec.paths)
     if not is_base(stored.workspace):
-        succession = Succession(store, stored.workspace, seal, has_read=read.found)
+        read = read_with_object(store, stored, seal, opened.spec.paths)
+        succession = Succession(store, stored.workspace, seal, has_read=read)
         succession.hold(stored.snapshot)
         lines = succession.lines
     try:
@@ -158,7 +160,6 @@ def verify(
             machine,
             opened.spec.paths,
             current_flow(),
-            read,
         )
     except SnapshotDamaged as error:
         emit(

@@ -19,16 +19,14 @@ from tests.fixtures.waiting import PATIENCE_S
 from torpor.control import safety
 from torpor.control.safety import (
     HOLDS_S,
-    ReadBack,
     Verified,
     Warrant,
     beyond_reach,
     never_handed_over,
-    read_back,
     verify_snapshot,
     warrant_to_destroy,
 )
-from torpor.control.store.manifests import find_snapshot, read_manifest
+from torpor.control.store.manifests import find_snapshot, read_manifest, read_with_object
 from torpor.control.store.packs import claims_of, compare_packs, stored_packs
 from torpor.control.upkeep.verification import Verification
 from torpor.machine.agent.machine import machine_id
@@ -138,20 +136,11 @@ def test_a_verified_is_made_by_verification_alone(kept: Kept) -> None:
             Verified(mint, verified.manifest, verified.root)
 
 
-def test_what_was_read_back_is_of_one_snapshot_as_it_was(kept: Kept) -> None:
-    """A run reads the manifest once. What it read counts for no other snapshot, and for none that
-    was replaced since."""
-    read = read_back(kept.store, kept.stored, kept.seal)
-    assert kept.verify().manifest == read.found.manifest
-    for mint in (None, object()):
-        with pytest.raises(UnsafeDestroy, match=r"only torpor\.control\.safety\.read_back"):
-            ReadBack(mint, read.found, kept.stored)
-    other = msgspec.structs.replace(kept.stored, root="0" * 64)
-    with pytest.raises(UnsafeDestroy, match="what was read back is"):
-        verify_snapshot(kept.store, other, kept.seal, read=read)
+def test_a_manifest_that_was_replaced_is_not_the_one_that_was_read(kept: Kept) -> None:
+    read = read_with_object(kept.store, kept.stored, kept.seal)
     there = kept.store.head(kept.manifest_key)
-    assert there is not None and read.found.is_of(there)
-    assert not read.found.is_of(kept.store.put(kept.manifest_key, kept.manifest(machine="m")))
+    assert there is not None and read.is_of(there)
+    assert not read.is_of(kept.store.put(kept.manifest_key, kept.manifest(machine="m")))
 
 
 def test_a_warrant_is_made_by_safety_alone() -> None:

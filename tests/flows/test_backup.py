@@ -25,12 +25,14 @@ from torpor.control.rental.records import Rental
 from torpor.control.reports import ALL
 from torpor.control.safety import verify_snapshot
 from torpor.control.store.manifests import find_snapshot, read_manifest, snapshot_ids
+from torpor.control.store.receipts import receipts_prefix
 from torpor.control.upkeep.pins import pin, unpin
 from torpor.control.watch_report import WatchReport
 from torpor.shared.errors import (
     InvalidInput,
     SnapshotDamaged,
     SnapshotKept,
+    SnapshotMissing,
     StoreUnavailable,
     WorkspaceInvalid,
 )
@@ -87,6 +89,26 @@ def _fail_the_check(lab: Lab) -> None:
 
     with phases_told_to(vanish), pytest.raises(SnapshotDamaged):
         _backup(lab, keep_last=1)
+
+
+def test_a_snapshot_that_is_deleted_while_it_is_compared_is_not_verified(
+    standing: Lab, events: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = _backup(standing).snapshot
+    compared, read = manifest_key(WORKSPACE, first), standing.store.get
+
+    def get(key: ObjectKey, *, max_bytes: int) -> bytes:
+        if key == compared:
+            _only(standing, first)
+        return read(key, max_bytes=max_bytes)
+
+    monkeypatch.setattr(standing.store, "get", get)
+    events.clear()
+    with raises(SnapshotMissing, "is gone: it was deleted meanwhile"):
+        _backup(standing)
+    assert not _named(events, "torpor.snapshot.verified")
+    receipts = [found.key for found in standing.store.list(receipts_prefix(WORKSPACE))]
+    assert receipts == [f"{receipts_prefix(WORKSPACE)}{first}"]
 
 
 def test_a_backup_keeps_the_machine_and_lets_old_snapshots_go(

@@ -17,7 +17,7 @@ from contextvars import copy_context
 from typing import Final
 
 from torpor.control.store.catalog import Catalog
-from torpor.control.store.manifests import ReadManifest, read_manifest
+from torpor.control.store.manifests import read_manifest, read_with_object
 from torpor.control.store.marks import LATEST_COMMIT_S, read_marks
 from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.packs import claims_of, compare_packs, stored_packs
@@ -143,22 +143,6 @@ class Verified(_Proof):
         keep("manifest", manifest)
 
 
-class ReadBack(_Proof):
-    """A manifest that was read back from the store, with the listed root hash."""
-
-    __slots__ = ("found", "wanted")
-
-    found: ReadManifest
-    wanted: StoredSnapshot
-
-    def __init__(self, mint: object, found: ReadManifest, wanted: StoredSnapshot) -> None:
-        if mint is not _MINT:
-            raise UnsafeDestroy("only torpor.control.safety.read_back can make a ReadBack")
-        keep = super(_Proof, self).__setattr__
-        keep("found", found)
-        keep("wanted", wanted)
-
-
 class Warrant(_Proof):
     """Permission to destroy one machine, after its live identity was compared. See ``check``."""
 
@@ -239,15 +223,6 @@ class Warrant(_Proof):
         self._ask.checked = self._ask.ends  # there was no machine to end
 
 
-def read_back(
-    store: ObjectStore, wanted: StoredSnapshot, seal: Seal, paths: Sequence[str] | None = None
-) -> ReadBack:
-    """Read the manifest back, for ``verify_snapshot`` and for what is compared with it before.
-    OtherPaths as there."""
-    seen = store.head(manifest_key(wanted.workspace, wanted.snapshot))
-    return ReadBack(_MINT, ReadManifest(seen, read_manifest(store, wanted, seal, paths)), wanted)
-
-
 def verify_snapshot(
     store: ObjectStore,
     wanted: StoredSnapshot,
@@ -256,7 +231,6 @@ def verify_snapshot(
     machine: str = "",
     paths: Sequence[str] | None = None,
     made_by: str = "",
-    read: ReadBack | None = None,
 ) -> Verified:
     """Read the manifest back and look at every pack; SnapshotDamaged names what is wrong.
     OtherPaths where it names other directories than ``paths``, if they are given.
@@ -264,12 +238,9 @@ def verify_snapshot(
     ``reread`` reads packs whole and returns those that do not match; it is asked for packs whose
     ETag is not an MD5. Without it, such packs cannot be verified. The snapshot then has a receipt,
     so that it counts; ``machine``: what its provider or its user calls the machine that it is of;
-    ``made_by``: the flow that made it. Without ``machine``, an autosave gets no receipt. ``read``:
-    the manifest as the caller has just read it back, for these ``paths``.
+    ``made_by``: the flow that made it. Without ``machine``, an autosave gets no receipt.
     """
-    if read is not None and read.wanted != wanted:
-        raise UnsafeDestroy(f"what was read back is {read.wanted.snapshot}, not {wanted.snapshot}")
-    seen, manifest = (read or read_back(store, wanted, seal, paths)).found
+    seen, manifest = read_with_object(store, wanted, seal, paths)
     missing, unsure = compare_packs(
         stored_packs(store, manifest.workspace), claims_of(manifest.workspace, manifest.packs)
     )

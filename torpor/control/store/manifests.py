@@ -101,6 +101,17 @@ def read_manifest(
     return manifest
 
 
+def read_with_object(
+    store: ObjectStore,
+    wanted: StoredSnapshot,
+    seal: Seal,
+    paths: Sequence[str] | None = None,
+) -> ReadManifest:
+    """As ``read_manifest``, with the object of the manifest."""
+    seen = store.head(manifest_key(wanted.workspace, wanted.snapshot))
+    return ReadManifest(seen, read_manifest(store, wanted, seal, paths))
+
+
 def open_manifest(
     store: ObjectStore,
     workspace: WorkspaceName,
