@@ -103,7 +103,7 @@ def test_a_look_at_a_workspace_that_is_asleep_sends_few_requests(
     store.asked.clear()
     (seen,) = overview({"demo": lab.opened}, live_machines, [])
     assert (seen.state, seen.month_usd is not None) == ("asleep", True)
-    assert store.kinds == {"LIST": 5, "GET": 2}
+    assert store.kinds == {"LIST": 7, "GET": 2}
 
 
 def _check_read_twice(lab: Lab, store: Counting) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal
 
@@ -35,7 +35,6 @@ from torpor.shared.values import (
     MachineId,
     ObjectKey,
     SnapshotId,
-    StoredObject,
     Want,
     WorkspaceName,
 )
@@ -201,10 +200,7 @@ class Rentals:
 
     def open(self, unread: Unread | None = None) -> list[Rental]:
         """Every rental that has not ended, at any provider. ``unread``: as in Records.read_each."""
-        return self._open(self._store.list(self._prefix("rentals/")), unread)
-
-    def _open(self, listed: Iterable[StoredObject], unread: Unread | None) -> list[Rental]:
-        keys = [found.key for found in listed]
+        keys = [found.key for found in self._store.list(self._prefix("rentals/"))]
         ended = {rental_named(key) for key in keys if "/rentals/ended/" in key}
         handed = {rental_named(key) for key in keys if "/rentals/handed/" in key}
         names = [rental_named(key) for key in keys if "/rentals/open/" in key]
@@ -224,22 +220,14 @@ class Rentals:
     def history(self, since_unix: float = 0.0, unread: Unread | None = None) -> list[Rental]:
         """Every rental that has ended, at least those that ended after ``since_unix``. ``unread``:
         as in Records.read_each."""
-        return self._ended(self._store.list(self._prefix("rentals/ended/")), since_unix, unread)
-
-    def _ended(
-        self, listed: Iterable[StoredObject], since_unix: float, unread: Unread | None
-    ) -> list[Rental]:
+        listed = self._store.list(self._prefix("rentals/ended/"))
         late = [stored.key for stored in listed if stored.modified_unix > since_unix - _CLOCKS_S]
         return self._records.read_each(late, unread)
 
     def since(self, since_unix: float = 0.0, unread: Unread | None = None) -> list[Rental]:
-        """Those of ``open`` and of ``history``. One listing shows both where none is open; else
-        what ends between two listings is in both, and none is in neither."""
-        listed = [*self._store.list(self._prefix("rentals/"))]
-        ended = [found for found in listed if "/rentals/ended/" in found.key]
-        if not any("/rentals/open/" in found.key for found in listed):
-            return self._ended(ended, since_unix, unread)
-        found = [*self._open(listed, unread), *self.history(since_unix, unread)]
+        """Those of ``open`` and of ``history``. What is open is listed and read before what has
+        ended is listed: what ends meanwhile, also between two pages of a listing, is not lost."""
+        found = [*self.open(unread), *self.history(since_unix, unread)]
         return [*{rental.label: rental for rental in found}.values()]
 
     def last_stored(self) -> Rental | None:
