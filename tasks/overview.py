@@ -155,7 +155,8 @@ def _look_at(
             mine = opened.rentals.open(unread) if rentals is None else rentals[0]
             jobs = jobs_of.result()
             newest, receipt = newest_of.result()
-        rented = any(one.state != "ended" for one in mine) or bool(unread)  # a machine may be there
+        rented = any(one.state != "ended" for one in mine)
+        rented = rented or any("/open/" in key for key in unread)  # a machine may be there
         nodes = list[Rental]()
         if any(job.nodes > 1 for job in jobs):
             nodes = nodes_of(opened).rentals.open(unread) if rentals is None else rentals[1]

@@ -23,7 +23,7 @@ from torpor.control.idleness import Verdict
 from torpor.control.jobs.records import Job
 from torpor.control.overview import Overviews
 from torpor.control.watch_report import WatchReport
-from torpor.shared.errors import RecordRefused
+from torpor.shared.errors import ProviderUnavailable, RecordRefused
 from torpor.shared.values import MIB, MachineId, ObjectKey
 
 _WATCH = import_module("flows.watch")  # whose name in the package is the flow itself
@@ -114,6 +114,19 @@ def test_a_workspace_whose_only_rental_it_is_does_not_count_as_asleep(
     assert row.state == "awake?"
     (unknown,) = _watch(lab).watched
     assert unknown.kind == "unknown" and f"rentals/open/{rental.label.rental}" in unknown.reason
+
+
+def test_a_refused_record_of_what_has_ended_asks_no_market(
+    lab: Lab, refuse: Callable[..., ObjectKey]
+) -> None:
+    """A market that is silent would make a workspace that is asleep `awake?`."""
+    lab.record(state="ended", machine="n", created_unix=time.time() - 2 * HOUR,
+               seen_unix=time.time() - HOUR, ended_unix=time.time() - HOUR)  # fmt: skip
+    key = refuse(f"demo/rentals/ended/{FORGED}")
+    lab.market.away = ProviderUnavailable("vast: 503")
+    (row,) = _overview(lab).workspaces
+    assert (row.state, row.month_usd) == ("new", None)
+    assert key in row.trouble and "503" not in row.trouble
 
 
 def test_a_refused_rental_hides_no_other_machine_of_its_workspace(
