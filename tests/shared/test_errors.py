@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
 
 import pytest
@@ -89,3 +91,12 @@ def test_a_message_with_a_file_name_that_is_no_text_fits_into_a_record() -> None
     assert json.loads(json.dumps(str(error), ensure_ascii=False).encode()) == (
         "caf\\udce9\\x1b[2J differs"
     )
+
+
+def test_a_message_that_is_made_of_another_error_is_plain_and_stays_so() -> None:
+    error = MachineError(ValueError("x\x1b[2J"), 7, 0.5)
+    assert error.args == ("x\\x1b[2J", 7, 0.5)
+    error.__dict__["note"] = "kept"
+    pickled = pickle.loads(pickle.dumps(error))  # noqa: S301 - what was just written here
+    for again in (copy.deepcopy(error), pickled):
+        assert (type(again), again.args, vars(again)) == (MachineError, error.args, vars(error))

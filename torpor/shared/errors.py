@@ -80,12 +80,15 @@ from torpor.shared.plain_text import plain
 
 class TorporError(Exception):
     """Base of the tree. ``retryable`` says whether the same call may succeed later. A message is
-    ``plain``: it may quote a machine's file names, and records and terminals must hold it."""
+    ``plain``: it may quote a machine's file names, and records and terminals must hold it. So are
+    other errors that it is made of, as their texts."""
 
     retryable: ClassVar[bool] = False
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(plain(arg) if isinstance(arg, str) else arg for arg in args))
+        super().__init__(
+            *(arg if isinstance(arg, int | float) else plain(str(arg)) for arg in args)
+        )
 
     def to_wire(self) -> dict[str, str]:
         """The error as JSON for the agent's protocol: class name and message."""
