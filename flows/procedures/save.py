@@ -249,6 +249,7 @@ class Snapshot:
         )
         line = lineage_of(self._verified.manifest)
         self._since = self._since or line.parent  # in a later round, that is of an earlier one
+        # What others store after this listing is later than this: the next report names it.
         others = look_for_work_elsewhere(self._workspace, line, self._since, lines)
         self._behind = is_behind(line, others)
         return self._verified
