@@ -131,6 +131,9 @@ def test_the_start_of_a_server_is_a_use_of_it() -> None:
     again = Verdict("busy", "a server runs on it, and started 19 s ago")
     assert judge_idleness(looked, RULES, since_s=NOW_S - 20) == again
     assert judge_idleness(looked, RULES, since_s=NOW_S - 19).kind == "idle"
+    used = _with(range(WINDOW - 18, WINDOW - 17), quiet(WINDOW), gpu=50)
+    newest = "a server runs on it, and started 5 s ago"
+    assert _verdict(used, served_s=5.0).reason == newest, "the window counts from the newest use"
 
 
 @pytest.mark.parametrize("work", [{"cpu": 51}, {"network": 101}, {"disk": 1025}])
