@@ -42,7 +42,6 @@ from torpor.control.store.receipts import newest_verified
 from torpor.control.store.records import named
 from torpor.control.upkeep.lineage import choose_newest
 from torpor.shared.errors import HandedOver, MachineInUse, TorporError
-from torpor.shared.plain_text import plain
 from torpor.shared.values import (
     IdleRules,
     Machine,
@@ -260,7 +259,7 @@ def look_at(
             finally:
                 over.cancel()
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
-        return MachineLook(Verdict("unknown", plain(str(trouble(error)))))
+        return MachineLook(Verdict("unknown", str(trouble(error))))
 
 
 def seen(look: StepFuture[MachineLook]) -> MachineLook:
@@ -268,7 +267,7 @@ def seen(look: StepFuture[MachineLook]) -> MachineLook:
     try:
         return look.result()
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
-        return MachineLook(Verdict("unknown", plain(str(trouble(error)))))
+        return MachineLook(Verdict("unknown", str(trouble(error))))
 
 
 @step("see that it is idle", retries=ONCE)
@@ -354,7 +353,7 @@ def _look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
         if stored is not None and held == stored.snapshot:
             held = None
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
-        return LeftLook(None, error=plain(str(trouble(error))))
+        return LeftLook(None, error=str(trouble(error)))
     if saving and not used:
         used = "it saves its workspace by itself"
     return LeftLook(activity.runs, used, holds=held, unsure=unsure)
@@ -397,7 +396,7 @@ def seen_left(look: StepFuture[LeftLook]) -> LeftLook:
     try:
         return look.result()
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
-        return LeftLook(None, error=plain(str(trouble(error))))
+        return LeftLook(None, error=str(trouble(error)))
 
 
 @step("find newest snapshot")

@@ -301,8 +301,7 @@ def look_at(folder: Path, exclude: Sequence[str] = ()) -> Folder:
         try:
             name.encode()
         except UnicodeEncodeError:
-            shown = plain(str(file))
-            raise InvalidInput(f"{shown} has a name that is no UTF-8: rename it") from None
+            raise InvalidInput(f"{file} has a name that is no UTF-8: rename it") from None
         if file.is_symlink():
             target = os.readlink(file)
             if tree_copy.leads_out(name, target):
@@ -453,7 +452,7 @@ def _in_workspace(path: str) -> tuple[str, str] | None:
 def _source(path: str) -> Source:
     here = os.path.expanduser(path)
     if not os.path.exists(here):
-        raise InvalidInput(f"{plain(here)} is not there")
+        raise InvalidInput(f"{here} is not there")
     try:
         return Source(here, tree_copy.name_of(here))
     except Refused as error:
@@ -471,7 +470,7 @@ def _called(paths: list[str], root: str, to: Target) -> set[str] | None:
             if to.rename:
                 return None
             raise InvalidInput(
-                f"{plain(path)} has no name of its own: name its copy here, such as "
+                f"{path} has no name of its own: name its copy here, such as "
                 "`torpor cp mywork:~ ./home`"
             )
         names.add(name)
@@ -481,7 +480,7 @@ def _called(paths: list[str], root: str, to: Target) -> set[str] | None:
 def _names(path: Path, *, everything: bool = False, exclude: Sequence[str] = ()) -> list[str]:
     """The files and symlinks of a folder that are sent."""
     if not path.is_dir():
-        raise InvalidInput(f"{plain(str(path))} is no directory")
+        raise InvalidInput(f"{path} is no directory")
     skipped: list[str] = []
     only = None if everything else git_rules.not_ignored(path, exclude, skipped)
     found = [entry for _, entry in tree_copy.found_in(Source(str(path), "", only), skipped)]
@@ -666,7 +665,7 @@ def _readable(
         while not above.is_dir():
             above = above.parent
         if not os.access(above, os.W_OK | os.X_OK):
-            raise InvalidInput(f"nothing can be written into {plain(str(above))}")
+            raise InvalidInput(f"nothing can be written into {above}")
         with tempfile.TemporaryDirectory(prefix=".torpor-", dir=above) as kept:
             found = []
             for number, path in enumerate(paths):
@@ -798,7 +797,7 @@ def _done(
                 stream.flush()
                 done = does(stream, shown)
         except Refused as error:
-            raise MachineError(f"{side.who}: {plain(str(error))}") from None
+            raise MachineError(f"{side.who}: {error}") from None
         except OSError as error:
             raise TorporError(f"this host: {error.filename or 'it'}: {error.strerror}") from error
         except _Lost as error:

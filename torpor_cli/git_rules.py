@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Final
 
 from torpor.shared.errors import InvalidInput
-from torpor.shared.plain_text import plain
 from torpor_cli import programs
 
 MOST_S: Final = 300.0
@@ -128,7 +127,7 @@ class _Git:
             said = self.says(["cat-file", "--batch-check"], "\n".join(unwritten).encode() + b"\n")
             if b" missing\n" in said:
                 raise InvalidInput(
-                    f"the repository of {plain(str(self._path))} has a .gitignore that is neither "
+                    f"the repository of {self._path} has a .gitignore that is neither "
                     "checked out nor fetched, and may name what is not copied: `git "
                     "sparse-checkout disable` brings it, or add --everything"
                 )
@@ -150,9 +149,7 @@ class _Git:
             if not broken.is_dir():
                 break
         if broken is not None:
-            raise InvalidInput(
-                f"git does not read {plain(str(self._path))}: {plain(str(broken))} is no repository"
-            )
+            raise InvalidInput(f"git does not read {self._path}: {broken} is no repository")
         return None
 
     def _resolved(self, folder: Path) -> Path | None:
@@ -212,7 +209,7 @@ class _Git:
         stdin: bytes = b"",
         fine: tuple[int, ...] = (0,),
     ) -> bytes:
-        named = plain(str(self._path if about is None else about))
+        named = self._path if about is None else about
         try:
             done = subprocess.run(
                 [self._program, *_NOTHING_RUNS, *argv],
@@ -230,7 +227,7 @@ class _Git:
             ) from None
         if done.returncode not in fine:
             words = done.stderr.decode(errors="replace").strip()
-            raise InvalidInput(f"git does not read {named}: {plain(words)}")
+            raise InvalidInput(f"git does not read {named}: {words}")
         return done.stdout
 
 
@@ -241,7 +238,7 @@ def _git(path: Path) -> Iterator[_Git | None]:
     if (program := programs.found("git")) is None:
         if found := next(path.rglob(".gitignore"), None):
             raise InvalidInput(
-                f"{plain(str(found))} says what is not copied, and this host has no `git`, which "
+                f"{found} says what is not copied, and this host has no `git`, which "
                 "reads it: install git, or add --everything"
             )
         yield None

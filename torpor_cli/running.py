@@ -235,8 +235,7 @@ def _paths(given: Sequence[str], folder: Path) -> list[str]:
         parent = (folder / path).parent
         if not parent.resolve().is_relative_to(folder):
             raise InvalidInput(
-                f"{plain(str(path))} is not brought: {plain(str(parent))} leads out of the folder, "
-                f"to {plain(str(parent.resolve()))}"
+                f"{path} is not brought: {parent} leads out of the folder, to {parent.resolve()}"
             )
     kept = [path for path in paths if not any(other in path.parents for other in paths)]
     return [str(path) for path in dict.fromkeys(kept)]

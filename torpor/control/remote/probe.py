@@ -13,7 +13,6 @@ import msgspec
 from torpor.control.remote.bundle import OLDEST_GLIBC, PYTHONS, Platform
 from torpor.control.remote.ssh import Completed, execute, last_words, passes, scripted
 from torpor.shared.errors import AgentLost, DiskFull, InvalidInput, MachineUnfit
-from torpor.shared.plain_text import plain
 from torpor.shared.values import MIB, learned
 from torpor.shared.wire.protocol import parse_json
 from torpor.shared.wire.request import Count
@@ -128,7 +127,7 @@ async def probe(
             return check(facts, python, where)
         lacks.setdefault(lack, []).append(python)
     each = "; ".join(f"{', '.join(pythons)}: {lack}" for lack, pythons in lacks.items())
-    each = plain(each[:_LONGEST])
+    each = each[:_LONGEST]
     if _KILLED in lacks or passes(each):
         raise AgentLost(
             f"{where} ran no Python that the agent can run on: {each}. It may be short of memory "
@@ -136,7 +135,7 @@ async def probe(
         )
     uname = await execute(connection, where, ["uname", "-s", "-m"], timeout_s=PROBE_S)
     words = uname.stdout.decode("utf-8", "replace").split()[-2:]
-    system = plain(" ".join(words)) if uname.exit == 0 and words else "no Unix (uname does not run)"
+    system = " ".join(words) if uname.exit == 0 and words else "no Unix (uname does not run)"
     raise MachineUnfit(
         f"{where} ({system}) has no Python that the agent can run on, which is 64-bit CPython "
         f"{PYTHONS[0][0]}.{PYTHONS[0][1]} to {PYTHONS[-1][0]}.{PYTHONS[-1][1]} on Linux, whole, "
