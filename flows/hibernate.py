@@ -153,7 +153,7 @@ def _preview(
         price_usd_h=price_usd_h,
         storage_usd_month=None if price is None else price.usd_month(stored_bytes),
         keeps=[*keeps, *_job(opened, machine), *lost.keep, *unfrozen] if destroys else [],
-        yours=lost.users,
+        yours=lost.user_files,
         lost=lost.lines,
         programs=programs,
     )

@@ -93,13 +93,13 @@ class NothingLost:
         """Ask the person at the terminal whether the user's own files may be lost, once for the
         same files; UnsavedWork after a no. Asks nothing where nobody is there."""
         lost, machine = ending.lost, ending.machine
-        if ending.verified is None or lost.keep or lost.users in ("", self._accepted):
+        if ending.verified is None or lost.keep or lost.user_files in ("", self._accepted):
             return
         stored = f"Snapshot {ending.verified.snapshot} is verified"
-        answer = ask(f"{lost.users}. {stored}. Destroy machine {machine.id} all the same?")
+        answer = ask(f"{lost.user_files}. {stored}. Destroy machine {machine.id} all the same?")
         if answer is False:
-            raise self._kept(machine, lost.users, stored)
-        self._accepted = lost.users if answer else ""
+            raise self._kept(machine, lost.user_files, stored)
+        self._accepted = lost.user_files if answer else ""
 
     def check(self, ending: EndingMachine) -> None:
         if ending.verified is not None:
@@ -114,14 +114,14 @@ class NothingLost:
             self._logged = lost.lines
         if lost.keep:
             raise UnsavedWork(f"{_kept(ending.machine)}: {'; '.join(lost.keep)}. {stored}")
-        if lost.users not in ("", self._accepted):
-            raise self._kept(ending.machine, lost.users, stored)
+        if lost.user_files not in ("", self._accepted):
+            raise self._kept(ending.machine, lost.user_files, stored)
 
-    def _kept(self, machine: Machine, own: str, stored: str) -> UnsavedWork:
+    def _kept(self, machine: Machine, user_files: str, stored: str) -> UnsavedWork:
         return UnsavedWork(
-            f"{_kept(machine)}: {own}. {stored}. Move these files into the workspace and hibernate "
-            f"again, or accept their loss: `torpor hibernate {self._block} --machine {machine.id} "
-            f"--accept-lost '{USER_FILES}'`"
+            f"{_kept(machine)}: {user_files}. {stored}. Move these files into the workspace and "
+            f"hibernate again, or accept their loss: `torpor hibernate {self._block} --machine "
+            f"{machine.id} --accept-lost '{USER_FILES}'`"
         )
 
 

@@ -370,7 +370,7 @@ class Snapshot:
             now = judge_losses(homes, self._workspace.spec)
             if now.user_mark == self._lost.user_mark:
                 return
-            changed = now.users or "those that were there have gone"
+            changed = now.user_files or "those that were there have gone"
         raise StillChanging(
             f"files beside the workspace came or changed on machine {self._machine.id} after "
             f"torpor had looked at them: {changed}. The machine was not destroyed: hibernate "

@@ -97,14 +97,14 @@ def test_what_keeps_a_machine_names_a_users_own_files_first_and_counts_the_rest(
     total = LeftBehind("/", 40, 9 * GIB, 0.0)
     spec = msgspec.structs.replace(SPEC, left_behind="refuse")
     losses = msgspec.structs.replace(
-        _losses(*folders), users=own[:2], user_total=LeftBehind("/", 14, GIB, 0.0), total=total
+        _losses(*folders), user_files=own[:2], user_total=LeftBehind("/", 14, GIB, 0.0), total=total
     )
     lost = judge_losses(losses, spec)
     (reason,) = lost.keep
     named = re.findall(r"(/\S+) \(3", reason)
     assert named == ["/root/0", "/root/1", "/data", "/root/2/deep", "/root/3/deep"]
     assert "and 30 more files, and the block allows" in reason
-    assert "/root/1 (3.1 GB in 2 files) and 10 more files" in lost.users
+    assert "/root/1 (3.1 GB in 2 files) and 10 more files" in lost.user_files
     assert not lost.storable  # the machine is kept in any case
 
 

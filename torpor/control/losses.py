@@ -29,14 +29,15 @@ USER_FILES: Final = "~/*"
 
 class Lost(msgspec.Struct, frozen=True):
     """``lines``: what is left behind, for a report. ``keep``: why the machine must be kept.
-    ``users``: what a user has written in a home beside the workspace, or that it is not known; such
-    a machine is kept until a person has accepted the loss, or all of it is stored. ``user_mark``:
-    it changes where there are other such files, or others are unknown. ``storable``: it is known,
-    and nothing else keeps the machine. ``stored``: what of it was stored, for a report."""
+    ``user_files``: what a user has written in a home beside the workspace, or that it is not known;
+    such a machine is kept until a person has accepted the loss, or all of it is stored.
+    ``user_mark``: it changes where there are other such files, or others are unknown. ``storable``:
+    it is known, and nothing else keeps the machine. ``stored``: what of it was stored, for a
+    report."""
 
     lines: list[str] = []
     keep: list[str] = []
-    users: str = ""
+    user_files: str = ""
     user_mark: str = ""
     storable: bool = False
     stored: list[str] = []
@@ -48,12 +49,14 @@ def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
     folders = [
         folder for folder in losses.folders if not is_accepted(spec.accept_lost, folder.path)
     ]
-    own = [one for one in losses.users if not is_accepted(spec.accept_lost, one.path)]
+    user_files = [one for one in losses.user_files if not is_accepted(spec.accept_lost, one.path)]
     lines = [_of_link(link) for link in links[:SHOWN]]
-    lines += [f"{_YOURS}{_of_folder(one)}" for one in own[:SHOWN]]
+    lines += [f"{_YOURS}{_of_folder(one)}" for one in user_files[:SHOWN]]
     if len(folders) > 1 and losses.total.bytes:
         lines.append(f"{_amount(losses.total)} outside of the workspace, in:")
-    others = [one for one in folders if not is_accepted([name.path for name in own], one.path)]
+    others = [
+        one for one in folders if not is_accepted([name.path for name in user_files], one.path)
+    ]
     lines += [_of_folder(folder) for folder in others[:SHOWN]]
     if len(others) > SHOWN:
         lines.append(f"{len(others) - SHOWN} more directories")
@@ -73,7 +76,7 @@ def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
     lines += _listed("not looked at", losses.unseen, len(losses.unseen))
     if not losses.complete:
         lines.append("the look was cut short by its time limit: there may be more")
-    kept = "" if USER_FILES in spec.accept_lost else _of_users(losses, own)
+    kept = "" if USER_FILES in spec.accept_lost else _of_user_files(losses, user_files)
     reasons = _reasons(losses, links, spec)
     known = bool(kept) and not losses.user_unseen
     mark = "" if USER_FILES in spec.accept_lost else losses.user_mark
@@ -84,10 +87,13 @@ def with_home(lost: Lost, stored: str = "", *, refused: str = "") -> Lost:
     """``lost``, where ``stored`` names the verified snapshot of a user's own files; or ``refused``
     says why there is none."""
     if refused:
-        return replace(lost, users=f"{lost.users}, and they were not stored beside it: {refused}")
-    own = [line.removeprefix(_YOURS) for line in lost.lines if line.startswith(_YOURS)]
+        return replace(
+            lost, user_files=f"{lost.user_files}, and they were not stored beside it: {refused}"
+        )
+    named = [line.removeprefix(_YOURS) for line in lost.lines if line.startswith(_YOURS)]
     lines = [line for line in lost.lines if not line.startswith(_YOURS)]
-    return replace(lost, lines=lines, users="", stored=[f"{stored} has {line}" for line in own])
+    stored_lines = [f"{stored} has {line}" for line in named]
+    return replace(lost, lines=lines, user_files="", stored=stored_lines)
 
 
 def left_behind(environment: Mapping[str, Any]) -> list[str]:
@@ -173,7 +179,7 @@ def _reasons(losses: Losses, links: Sequence[LinkOut], spec: WorkspaceSpec) -> l
     if spec.left_behind == "refuse":
         most = int(spec.left_behind_gib * GIB)
         if losses.total.bytes > most:
-            first = _own_first(losses)[:_NAMES]
+            first = _user_files_first(losses)[:_NAMES]
             where = ", ".join(f"{clean(one.path)} ({_count(one)})" for one in first)
             rest = losses.total.files - sum(one.files for one in first)
             also = f", and {rest:,} more files" if rest > 0 else ""
@@ -191,17 +197,20 @@ def _reasons(losses: Losses, links: Sequence[LinkOut], spec: WorkspaceSpec) -> l
     return found
 
 
-def _own_first(losses: Losses) -> list[LeftBehind]:
+def _user_files_first(losses: Losses) -> list[LeftBehind]:
     """A user's own files by their names in a home, and then the directories beside them."""
-    names = [one.path for one in losses.users]
-    return [*losses.users, *(one for one in losses.folders if not is_accepted(names, one.path))]
+    names = [one.path for one in losses.user_files]
+    return [
+        *losses.user_files,
+        *(one for one in losses.folders if not is_accepted(names, one.path)),
+    ]
 
 
-def _of_users(losses: Losses, own: Sequence[LeftBehind]) -> str:
+def _of_user_files(losses: Losses, user_files: Sequence[LeftBehind]) -> str:
     found = []
-    if own:
-        named = ", ".join(f"{clean(one.path)} ({_count(one)})" for one in own[:_NAMES])
-        rest = losses.user_total.files - sum(one.files for one in own[:_NAMES])
+    if user_files:
+        named = ", ".join(f"{clean(one.path)} ({_count(one)})" for one in user_files[:_NAMES])
+        rest = losses.user_total.files - sum(one.files for one in user_files[:_NAMES])
         more = f" and {rest:,} more files" if rest > 0 else ""
         found.append(
             f"{_count(losses.user_total)} that you wrote beside the workspace are in no snapshot: "

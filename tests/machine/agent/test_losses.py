@@ -93,9 +93,9 @@ def test_what_a_user_writes_while_the_process_looks_is_known(
     monkeypatch.setattr(subprocess, "Popen", looked)
     look.losses(BEGIN, None, _call(home))
     losses = look.losses(END, [], _call(home))
-    assert [one.path for one in losses.users] == [f"{home}/late"]
+    assert [one.path for one in losses.user_files] == [f"{home}/late"]
     again = look.homes(HOMES, _call(home))
-    assert (again.users, again.user_mark) == (losses.users, losses.user_mark)
+    assert (again.user_files, again.user_mark) == (losses.user_files, losses.user_mark)
     assert (again.user_unseen, again.folders, again.links) == ([], [], [])
     (home / "late").write_text("longer")
     assert look.homes(HOMES, _call(home)).user_mark == losses.user_mark
@@ -120,7 +120,7 @@ def test_a_process_that_hangs_is_not_waited_for(
     losses = look.losses(LookForLosses("run", [], True, True, 0.1, []), [], _call(home))
     assert not losses.complete
     assert "as on a disk that hangs" in losses.unseen[0]
-    assert {one.path for one in losses.users} == {f"{home}/data", f"{home}/fine"}
+    assert {one.path for one in losses.user_files} == {f"{home}/data", f"{home}/fine"}
     assert losses.user_unseen == []  # the homes were looked at by themselves
     homes = look.homes(LookAtHomes("run", [], True, []), _call(home))
     assert homes.user_mark == losses.user_mark
@@ -139,7 +139,7 @@ def test_how_far_a_look_at_the_homes_came_that_was_cut_changes_no_mark(
     assert cut.user_unseen == ["the look at the homes did not come to its end"]
     (home / "late").write_text("xyz")
     again = look.homes(HOMES, _call(home))
-    assert (len(cut.users), len(again.users)) == (0, 1)
+    assert (len(cut.user_files), len(again.user_files)) == (0, 1)
     assert again.user_mark == cut.user_mark != whole.user_mark
 
 

@@ -283,7 +283,7 @@ def test_a_users_own_files_in_a_home_are_told_from_settings_caches_and_the_image
     for path in (*own, *others):
         made.write(path)
     found = made.look("/root/workspace", "/root/accepted.txt", made_again=["/root/torpor-ollama"])
-    assert {one.path: one.files for one in found.users} == {
+    assert {one.path: one.files for one in found.user_files} == {
         "/root/train.py": 1, "/root/proj": 2, "/home/ann/x": 1,
     }  # fmt: skip
     assert (found.user_total.files, found.user_unseen) == (4, [])

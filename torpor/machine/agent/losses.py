@@ -117,11 +117,11 @@ class LookBehind:
         if not request.whole:
             return _answer(_found(True), links, count)
         found = self._wait(request.wait_s, call)
-        return _answer(_with_users(found, self._homes(request, call)), links, count)
+        return _answer(_with_user_files(found, self._homes(request, call)), links, count)
 
     def homes(self, request: LookAtHomes, call: Call) -> Losses:
         """What a user has written in a home until now."""
-        return _answer(_with_users(_found(True), self._homes(request, call)), [], 0)
+        return _answer(_with_user_files(_found(True), self._homes(request, call)), [], 0)
 
     def close(self) -> None:
         """End the process."""
@@ -255,11 +255,11 @@ def _found(complete: bool, unseen: Sequence[str] = ()) -> Found:
     return Found(complete, _NOTHING, [], [], [], 0, [], 0, [*unseen], [], _NOTHING, user_unseen)
 
 
-def _with_users(found: Found, homes: Found) -> Found:
+def _with_user_files(found: Found, homes: Found) -> Found:
     """``found``, with what a user has written in a home from ``homes``."""
     return msgspec.structs.replace(
         found,
-        users=homes.users,
+        user_files=homes.user_files,
         user_total=homes.user_total,
         user_unseen=homes.user_unseen,
         user_mark=homes.user_mark,

@@ -128,7 +128,7 @@ class Found(msgspec.Struct):
     packages: list[str]
     package_count: int
     unseen: list[str]
-    users: list[LeftBehind]
+    user_files: list[LeftBehind]
     user_total: LeftBehind
     user_unseen: list[str]
     user_mark: str = ""
@@ -169,7 +169,7 @@ class Look:
             self._inodes.setdefault(facts.st_ino, set()).add(facts.st_dev)
         self._owned = Owned(prefix, where.since_ns)
         self._homes = {where.top} if where.top != "/" else self._homes_of_users()
-        self._own: dict[str, tuple[int, int, int]] = {}  # a name in a home: files, bytes, newest
+        self._user_files: dict[str, tuple[int, int, int]] = {}  # files, bytes, newest
         self._user_unseen = [HOMES_CUT]
         self._user_mark = 0
         self._most_gathered = 0
@@ -221,13 +221,13 @@ class Look:
         self._most_gathered = most
         with suppress(_Stopped):
             self._look_at_homes()
-        elsewhere = [path for path in self._own if not is_under(path, [self._where.home])]
+        elsewhere = [path for path in self._user_files if not is_under(path, [self._where.home])]
         return UserNames(self._gathered, self._gathered_bytes, elsewhere, self._user_unseen)
 
     def _found(self, complete: bool, packages: Sequence[str]) -> Found:
-        own = [
+        user_files = [
             LeftBehind(shown(path), files, size, newest / 1e9)
-            for path, (files, size, newest) in self._own.items()
+            for path, (files, size, newest) in self._user_files.items()
         ]
         return Found(
             complete,
@@ -239,12 +239,12 @@ class Look:
             [*map(shown, packages[:SENT])],
             len(packages),
             [*map(shown, self._unseen[:SENT])],
-            sorted(own, key=lambda name: -name.bytes)[:SENT],
+            sorted(user_files, key=lambda name: -name.bytes)[:SENT],
             LeftBehind(
                 "/",
-                sum(name.files for name in own),
-                sum(name.bytes for name in own),
-                max((name.newest_unix for name in own), default=0.0),
+                sum(name.files for name in user_files),
+                sum(name.bytes for name in user_files),
+                max((name.newest_unix for name in user_files), default=0.0),
             ),
             [*map(shown, self._user_unseen[:SENT])],
             self._mark(),
@@ -280,12 +280,12 @@ class Look:
         on_other = is_under(path, self._other_disks)
         return self._where.disks_since_ns if on_other else self._where.since_ns
 
-    def _count_users(self, home: str, path: str, name: str, size: int, newest_ns: int) -> None:
+    def _count_user_file(self, home: str, path: str, name: str, size: int, newest_ns: int) -> None:
         """Count a file under the name in its home that it is or lies in."""
         below = path[len(home) + 1 :].partition("/")[0]
         place = f"{home}/{below or name}"
-        files, before, newest = self._own.get(place, (0, 0, 0))
-        self._own[place] = files + 1, before + size, max(newest, newest_ns)
+        files, before, newest = self._user_files.get(place, (0, 0, 0))
+        self._user_files[place] = files + 1, before + size, max(newest, newest_ns)
         self._user_mark ^= _number(os.fsencode(f"{path}/{name}"))
 
     # -- the walk
@@ -333,8 +333,8 @@ class Look:
                 raise _Stopped
             pending += self._directory(path, system)
 
-    def _directory(self, path: str, system: bool, own: str = "") -> list[str]:
-        """Look at the files of one directory; returns the directories in it. ``own``: the home
+    def _directory(self, path: str, system: bool, in_home: str = "") -> list[str]:
+        """Look at the files of one directory; returns the directories in it. ``in_home``: the home
         that it is in, where the user's own files are counted; what holds none comes later."""
         since_ns, full = self._since_ns, self._prefix + path
         below: list[str] = []
@@ -344,7 +344,7 @@ class Look:
         home = path in self._homes or path.endswith(("/.ssh", "/.cache"))
         mine: list[tuple[str, int, int]] = []  # the user's own files among them
         named: list[tuple[str, int]] = []  # and what is gathered
-        gathers = bool(self._most_gathered) and own == self._where.home
+        gathers = bool(self._most_gathered) and in_home == self._where.home
         made_again = False
         try:
             as_it_was = system and os.stat(full).st_ctime_ns < since_ns
@@ -370,9 +370,9 @@ class Look:
                         continue
                     if facts.st_ctime_ns < since_ns:
                         continue
-                    is_own = own and not (path == own and name.startswith("."))
+                    is_users = in_home and not (path == in_home and name.startswith("."))
                     is_file = stat.S_ISREG(facts.st_mode)
-                    if is_own and gathers and (is_file or stat.S_ISLNK(facts.st_mode)):
+                    if is_users and gathers and (is_file or stat.S_ISLNK(facts.st_mode)):
                         again = (facts.st_dev, facts.st_ino) in self._links
                         named.append((start + name, 0 if again else taken_bytes(facts)))
                     if not is_file:
@@ -386,7 +386,7 @@ class Look:
                     taken = taken_bytes(facts)
                     if self._is_apart(path, start + name, system, taken, facts.st_ctime_ns):
                         continue
-                    if is_own and facts.st_size:
+                    if is_users and facts.st_size:
                         mine.append((name, taken, facts.st_ctime_ns))
                     changed += 1
                     size += taken
@@ -397,24 +397,24 @@ class Look:
             for_root_alone = isinstance(error, PermissionError)  # no ordinary user's data is there
             if not (for_root_alone and (system or path.startswith("/var/"))):
                 self._unseen.append(f"{path}: {error.strerror}")
-            if own and not (for_root_alone and (path == own or self._is_older(path))):
+            if in_home and not (for_root_alone and (path == in_home or self._is_older(path))):
                 self._user_unseen.append(f"{path}: {error.strerror}")
         if changed:
             self._folders.add(path, changed, size, newest)
-        if not own:
+        if not in_home:
             return below
         if made_again:
             self._later += below
             return []
         for name, taken, at_ns in mine:
-            self._count_users(own, path, name, taken, at_ns)
+            self._count_user_file(in_home, path, name, taken, at_ns)
         for name, taken in named:
             if name not in self._skipped:
                 self._gathered.append(name)
                 self._gathered_bytes += taken
         if gathers and len(self._gathered) > self._most_gathered:
             raise _Stopped
-        later = [one for one in below if self._is_made_again(own, one)]
+        later = [one for one in below if self._is_made_again(in_home, one)]
         self._later += later
         return [one for one in below if one not in later]
 

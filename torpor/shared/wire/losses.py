@@ -41,10 +41,10 @@ class Losses(msgspec.Struct, frozen=True):
     ``folders``, also those that are too many to be named. ``caches``: what its program makes again.
     ``settings``: files of the system that were added or changed. ``packages``: those that were
     added and that the environment record of the snapshot lacks. ``unseen``: what was not looked at,
-    and why. ``users``: what of it a user has written in a home, by its name there, without settings
-    and caches; ``user_total``: all of that; ``user_mark``: the same as long as these files have the
-    same names, and ``user_unseen`` is the same: why there may be more; empty where all of it is
-    known.
+    and why. ``user_files``: what of it a user has written in a home, by its name there, without
+    settings and caches; ``user_total``: all of that; ``user_mark``: the same as long as these files
+    have the same names, and ``user_unseen`` is the same: why there may be more; empty where all of
+    it is known.
     """
 
     complete: bool
@@ -58,7 +58,7 @@ class Losses(msgspec.Struct, frozen=True):
     packages: Names
     package_count: Count
     unseen: Names
-    users: Lefts = []
+    user_files: Lefts = []
     user_total: LeftBehind = LeftBehind("/", 0, 0, 0.0)
     user_unseen: Names = []
     user_mark: Words = ""
@@ -108,7 +108,7 @@ def summary(losses: Losses) -> dict[str, Any]:
         settings=losses.settings[:_KEPT],
         packages=losses.packages[:_KEPT],
         unseen=[],
-        users=losses.users[:_KEPT],
+        user_files=losses.user_files[:_KEPT],
         user_unseen=[],
         user_mark="",
     )
