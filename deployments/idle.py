@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final, get_args
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentUpdate
@@ -11,8 +11,7 @@ from prefect.client.schemas.actions import DeploymentUpdate
 from deployments.installation import Installation
 from deployments.schedules import WATCH
 from tasks.own_deployments import read_own
-
-IdleChoice = Literal["hibernate", "report", "off"]
+from torpor.shared.values import IdleChoice
 
 QUESTION: Final = (
     "watch can look at all machines every two minutes. What becomes of an idle one?\n"

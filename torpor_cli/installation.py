@@ -7,17 +7,17 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from io import StringIO
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from deployments.terminal import Waiting, say
 from torpor.shared.errors import InvalidInput, RunCancelled
+from torpor.shared.values import IdleChoice
 
 if TYPE_CHECKING:
     from deployments.installation import Installation
 
-IdleChoice = Literal["hibernate", "report", "off"]
 Several = Annotated[list[str] | None, Parameter(negative=())]
 
 

@@ -387,6 +387,10 @@ class IdleRules(msgspec.Struct, frozen=True):
     hibernate: bool = True  # what `watch` does with an idle machine; off: only report it
 
 
+IdleChoice = Literal["hibernate", "report", "off"]
+"""What becomes of the idle machines of an installation; off: `watch` does not look."""
+
+
 class WorkspaceSpec(msgspec.Struct, frozen=True):
     """What a user keeps, and what it needs: the workspace block without Prefect."""
 
