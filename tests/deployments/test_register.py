@@ -22,6 +22,9 @@ from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import run_python
 from torpor.shared.errors import TorporError
 
+# It changes the limit of the pool whose limit tests/deployments/test_queues.py has set.
+pytestmark = pytest.mark.together("automations and make up")
+
 
 def test_a_deployment_that_fails_is_named(
     prefect_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -180,6 +180,7 @@ def test_forms_filled_and_submitted(
         "regions": [],
         "job": "",
         "max_usd": 0,
+        "agreed_usd_h": None,
     }
     (machine,) = list_machines(NAME)
     fill(place_of(installation, NAME))
@@ -221,6 +222,7 @@ def test_forms_filled_and_submitted(
         "regions": [],
         "job": "",
         "max_usd": 0,
+        "agreed_usd_h": None,
     }
     deployments.artifacts(run, "wake")
     (woken,) = list_machines(NAME)
