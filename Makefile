@@ -129,9 +129,10 @@ $(ORACLES)/.ready: Makefile | $(READY)
 
 # What is quick and needs no server: no SSH, S3 or Prefect server, no browser and no process of the
 # agent (tests/fixtures/servers.py).
-# Two processes: each further one imports Prefect and collects all tests, 12 s of CPU.
+# Four processes, also on two cores: a third of a test's time is a wait for a disk or a clock. Each imports
+# Prefect and collects all tests, 12 s of CPU.
 check: packages-test lint $(VENV)/.weights $(VENV)/.helm
-	$(BIN)/python -m pytest --quiet -m 'not server and not slow and not long' --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest --quiet -m 'not server and not slow and not long' --numprocesses 4 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .

@@ -236,9 +236,9 @@ def test_the_log_of_a_job_that_waits_says_how_to_wait_for_it(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "the job rents another one, at most"),
-        (["--gpu", "H100"], "the job rents another one by --gpu, at most"),
-        (["--spot", "only", "--image", "cuda"], "another one by --image and --spot, at most"),
+        ([], "the job rents another one, for at most"),
+        (["--gpu", "H100"], "the job rents another one by --gpu, for at most"),
+        (["--spot", "only", "--image", "cuda"], "another one by --image and --spot, for at most"),
     ],
     ids=["none", "gpu", "two"],
 )
