@@ -416,7 +416,8 @@ def test_an_index_that_may_be_wrong_is_not_believed(engine: Engine, was: Path, d
         (folder / doubt).write_bytes(blob)
     run = engine.begin([was])
     seen = run.store(1)
-    assert seen.unaccepted_count == 3 or (doubt == "seen" and not seen.unaccepted_count)
+    # a flipped bit of the index may be of a path, or of one file's signature
+    assert seen.unaccepted_count == 3 or (doubt == "seen" and seen.unaccepted_count <= 1)
     if doubt == "its snapshot is gone":
         assert seen.new_bytes == 5 * MIB + 3000 + 2000
     run.store(1)
