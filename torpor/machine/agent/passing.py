@@ -108,9 +108,13 @@ class PeerFirst:
         self._asked: set[tuple[ObjectKey, Range]] = set()
 
     def get_ranges(
-        self, grant: Grant, ranges: Sequence[Range]
+        self,
+        grant: Grant,
+        ranges: Sequence[Range],
+        *,
+        into: Callable[[int], memoryview] | None = None,
     ) -> Generator[memoryview, None, None]:
-        """Yield each range's bytes in order; the caller checks their hashes."""
+        """Yield each range's bytes in order, as Transfer does; the caller checks their hashes."""
         asked = {(grant.key, wanted) for wanted in ranges}
         if not self._asked.isdisjoint(asked) and self._peer is not None:
             self._peer = None
@@ -119,7 +123,7 @@ class PeerFirst:
         peer, done = self._peer, 0
         if peer is not None and ranges:
             try:
-                with closing(self._from_peer(peer, grant, ranges)) as stream:
+                with closing(self._from_peer(peer, grant, ranges, into)) as stream:
                     for view in stream:
                         done += 1
                         self.peer_bytes += len(view)
@@ -129,10 +133,14 @@ class PeerFirst:
             except StoreError:
                 self._peer = None  # dead, slow, or without the pack
         if done < len(ranges):
-            yield from self._store.get_ranges(grant, ranges[done:])
+            yield from self._store.get_ranges(grant, ranges[done:], into=into)
 
     def _from_peer(
-        self, peer: Peer, grant: Grant, ranges: Sequence[Range]
+        self,
+        peer: Peer,
+        grant: Grant,
+        ranges: Sequence[Range],
+        into: Callable[[int], memoryview] | None,
     ) -> Generator[memoryview, None, None]:
         transfer = Transfer(
             timeout_s=PEER_S,
@@ -142,4 +150,4 @@ class PeerFirst:
             slowest_bytes_s=max(SLOWEST_BYTES_S, peer.floor_bytes_s),
         )
         url = peer.url + pack_id_of(grant.key).hex()
-        return transfer.get_ranges(Grant(grant.key, "GET", url, 0), ranges)
+        return transfer.get_ranges(Grant(grant.key, "GET", url, 0), ranges, into=into)

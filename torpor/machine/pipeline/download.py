@@ -56,9 +56,14 @@ class Fetcher(Protocol):
     """A source of ranges of packs. The caller checks the bytes."""
 
     def get_ranges(
-        self, grant: Grant, ranges: Sequence[Range]
+        self,
+        grant: Grant,
+        ranges: Sequence[Range],
+        *,
+        into: Callable[[int], memoryview] | None = None,
     ) -> Generator[memoryview, None, None]:
-        """Yield each range's bytes in order."""
+        """Yield each range's bytes in order, in the buffer that ``into`` gives for that many bytes,
+        or in a new one."""
 
 
 class PackUse(msgspec.Struct, frozen=True, gc=False):
@@ -319,6 +324,7 @@ def restore_part(
     its name before a byte of it is written; ``keep`` then gets its stored form. There is no
     ``journal``: the disk shows what is done."""
     plain_bytes = stored_bytes = 0
+    buffer = _Buffer()
     try:
         for grant, piece in zip(grants, pieces or repeat(0), strict=bool(pieces)):
             pack_id = pack_id_of(grant.key)
@@ -327,7 +333,7 @@ def restore_part(
                 continue
             chunks = [plan.manifest.chunks[n] for n in numbers]
             ranges = [Range(chunk.offset, chunk.stored) for chunk in chunks]
-            with closing(fetcher.get_ranges(grant, ranges)) as stream:
+            with closing(fetcher.get_ranges(grant, ranges, into=buffer.room)) as stream:
                 for number, chunk in zip(numbers, chunks, strict=True):
                     check()
                     came: Buffer = next(stream)
@@ -345,6 +351,19 @@ def restore_part(
     finally:
         writer.close()
     return stored_bytes
+
+
+class _Buffer:
+    """One chunk as it is stored: the next one takes its place, so that the kernel and the allocator
+    clear no memory for each."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def room(self, size: int) -> memoryview:
+        if len(self._memory) < size:
+            self._memory = bytearray(size)
+        return memoryview(self._memory)[:size]
 
 
 def _plain(
