@@ -29,7 +29,7 @@ def deploy(
     stack: Stack | str,
     strategy: StrategyName = "stored",
     snapshot: str = NEWEST,
-    full_check: bool = True,
+    full_check: bool = False,
     environment_days: Annotated[float, Field(ge=1, le=3660)] = 30.0,
     accept_paths: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
 ) -> DeployReport:
@@ -45,7 +45,8 @@ def deploy(
             setup: that image, and the setup command at each start. own: an image of your own has
             it. stored: the environment comes from the store; the first deploy makes and stores it.
         snapshot: The workspace's snapshot for a new machine: its id, or newest.
-        full_check: Read and hash every restored byte before the server starts.
+        full_check: Read every restored byte back from the disk before the server starts. Without
+            it, every byte is hashed as it is written.
         environment_days: Delete stored environments that no deploy has used for so many days.
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore on a new machine all the same. Without them such a snapshot is refused.
@@ -80,7 +81,7 @@ def deploy_stack(
     stack: OpenStack,
     strategy: StrategyName,
     snapshot: str = NEWEST,
-    full_check: bool = True,
+    full_check: bool = False,
     trial: DeployTrial | None = None,
 ) -> DeployReport:
     """Deploy on the workspace's machine, or on a new one. If the machine that a killed run left

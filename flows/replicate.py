@@ -29,7 +29,7 @@ def replicate(
     machines: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
     spares: Annotated[int, Field(ge=0, le=MOST_SPARES)] = 0,
     peers: PeerMode = "auto",
-    full_check: bool = True,
+    full_check: bool = False,
     accept_paths: list[str] = [],  # noqa: B006
     gpu: str = "",
     regions: list[str] = [],  # noqa: B006
@@ -47,7 +47,8 @@ def replicate(
             rest. Also replaces up to N machines that fail later.
         peers: Whether machines pass packs on to each other: never, always, or auto, which measures
             and does it while it is faster than the store.
-        full_check: Read and hash every restored byte at the end, not names and attributes only.
+        full_check: Read every restored byte back from the disk at the end. Without it, every byte
+            is hashed as it is written, and only what that does not prove is read again.
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore all the same. Without them such a snapshot is refused.
         gpu: The GPUs for these machines, in order of preference, as in the Workspace block. Empty:

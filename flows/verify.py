@@ -140,7 +140,7 @@ def _restore(opened: OpenWorkspace, session: Session, snapshot: SnapshotId) -> N
     stored = pick_snapshot(opened, snapshot)
     restore = new_restore(opened, session, stored)
     with restore_run(restore, rented=True):
-        restore_all(restore, "verify")
+        restore_all(restore, "verify", full_check=True)
 
 
 def _emit(opened: OpenWorkspace, found: Verification, report: VerifyReport) -> None:

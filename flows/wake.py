@@ -39,7 +39,7 @@ def wake(
     workspace: Workspace | str,
     snapshot: str = NEWEST,
     machine: str = "",
-    full_check: bool = True,
+    full_check: bool = False,
     accept_paths: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
     dry_run: bool = False,
     gpu: str = "",
@@ -55,7 +55,8 @@ def wake(
         workspace: The Workspace block to wake, or its name.
         snapshot: The snapshot's id, or newest.
         machine: user@host:port of a machine of your own to wake on. Empty: rent one.
-        full_check: Read and hash every restored byte at the end, not names and attributes only.
+        full_check: Read every restored byte back from the disk at the end. Without it, every byte
+            is hashed as it is written, and only what that does not prove is read again.
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore all the same. Without them such a snapshot is refused.
         dry_run: Show what would be rented and what it costs, and rent nothing.
@@ -91,7 +92,7 @@ def wake_workspace(
     opened: OpenWorkspace,
     snapshot: str = NEWEST,
     own: str = "",
-    full_check: bool = True,
+    full_check: bool = False,
 ) -> WakeReport:
     """Restore a snapshot on the user's ``own`` machine, or on a rented one. A machine that a killed
     run left is continued; if that run restored another snapshot, it is destroyed, and a second

@@ -24,7 +24,7 @@ BUILT: Final = Path(__file__).resolve().parent / "built"
 RANS_SEGMENT_LOG2: Final = 15
 """Symbols of a segment, as a power of two: larger ones store fewer states, smaller ones give a GPU
 more to do at once."""
-DISK_VERSION: Final = 3
+DISK_VERSION: Final = 4
 """TORPOR_DISK_VERSION of disk.h."""
 ENTRIES_VERSION: Final = 1
 """TORPOR_ENTRIES_VERSION of entries.h."""
@@ -129,7 +129,7 @@ def disk_library() -> DiskLibrary | None:
     read.argtypes = (number, pointer, pointer, size, pointer, pointer, pointer)
     write.argtypes = (
         *(number, pointer, pointer, pointer, pointer, pointer),
-        *(number, size, pointer),
+        *(number, size, pointer, pointer),
     )
     look.restype = read.restype = write.restype = None
     return cast(DiskLibrary, loaded)

@@ -349,7 +349,10 @@ def woken(
     """The report of a restore, after its machine was handed over."""
     plan, finished, wanted = restore.plan, restore.finished, restore.wanted
     endpoint = endpoint_of(machine)
-    checked = "every byte and attribute" if full_check else "names and attributes"
+    checked = "every byte as it was written, and every attribute"
+    if full_check:
+        memory = f", {restore.from_memory:,} files of it from memory" if restore.from_memory else ""
+        checked = f"every byte, read back from the disk{memory}, and every attribute"
     if plan.complete:
         checked = "by the earlier wake that restored it; nothing was written by this one"
     warnings = [

@@ -99,7 +99,7 @@ def restore_all(
     flow: str,
     machine: Machine | None = None,
     *,
-    full_check: bool = True,
+    full_check: bool = False,
     when_first: Callable[[], None] = lambda: None,
     started_early: Callable[[], bool] = lambda: False,
 ) -> None:

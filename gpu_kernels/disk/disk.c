@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
+#include <time.h>
 #include <unistd.h>
 
 static const int64_t SECOND_NS = 1000000000;
@@ -132,12 +133,29 @@ static int dress(int file, const struct torpor_attributes *wanted, int owners)
     return futimens(file, times) ? errno : 0;
 }
 
+/* The signature of a complete file, where any later write is sure to change it: a write sets the
+ * time of the last change to now, which must not be the time that was wanted. */
+static void sign(int file, const struct torpor_attributes *wanted, uint64_t size,
+                 uint8_t *signature)
+{
+    struct torpor_stat st;
+    struct timespec now;
+    if (look(file, "", &st) || clock_gettime(CLOCK_REALTIME, &now))
+        return;
+    if (wanted->mtime_ns / SECOND_NS >= now.tv_sec - 3)
+        return;
+    if (st.size != (int64_t)size || st.mtime_ns != wanted->mtime_ns || st.nlink != 1)
+        return;
+    memcpy(signature, &st, TORPOR_SIGNATURE_BYTES);
+}
+
 void torpor_write_files(int directory, const char *names, const uint8_t *data,
                         const uint64_t *offsets, const uint64_t *sizes,
                         const struct torpor_attributes *attributes, int owners, uint64_t count,
-                        int32_t *errors)
+                        int32_t *errors, uint8_t *signatures)
 {
     const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    memset(signatures, 0, count * TORPOR_SIGNATURE_BYTES);
     for (uint64_t i = 0; i < count; names += strlen(names) + 1, i++) {
         int file = openat(directory, names, flags, 0600);
         if (file < 0) {
@@ -147,9 +165,12 @@ void torpor_write_files(int directory, const char *names, const uint8_t *data,
         errors[i] = fill(file, data + offsets[i], sizes[i]);
         if (!errors[i])
             errors[i] = dress(file, &attributes[i], owners);
+        if (!errors[i])
+            sign(file, &attributes[i], sizes[i], signatures + i * TORPOR_SIGNATURE_BYTES);
         if (close(file) && !errors[i])
             errors[i] = errno;
         if (errors[i]) { /* such as a full disk: nothing after it is begun */
+            memset(signatures + i * TORPOR_SIGNATURE_BYTES, 0, TORPOR_SIGNATURE_BYTES);
             (void)unlinkat(directory, names, 0);
             for (uint64_t later = i + 1; later < count; later++)
                 errors[later] = errors[i];

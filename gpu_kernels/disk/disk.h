@@ -12,7 +12,7 @@
 #define TORPOR_DISK_H
 #include <stdint.h>
 
-#define TORPOR_DISK_VERSION 3 /* of these structures and functions: native.py asks for it */
+#define TORPOR_DISK_VERSION 4 /* of these structures and functions: native.py asks for it */
 #define TORPOR_SHORT (-1) /* the file has fewer bytes than it had */
 
 int torpor_disk_version(void);
@@ -45,9 +45,10 @@ void torpor_read_files(int directory, const char *names, const uint64_t *sizes,
                        struct torpor_stat *after);
 
 /* Make new files with content and attributes; `owners`: their owners too. Where one cannot be
- * filled or dressed, it is removed, and none after it is begun. */
+ * filled or dressed, it is removed, and none after it is begun. `signatures`: of each file when it
+ * was complete; zeros where a later write might not change it. */
 void torpor_write_files(int directory, const char *names, const uint8_t *data,
                         const uint64_t *offsets, const uint64_t *sizes,
                         const struct torpor_attributes *attributes, int owners, uint64_t count,
-                        int32_t *errors);
+                        int32_t *errors, uint8_t *signatures);
 #endif

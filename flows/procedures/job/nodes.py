@@ -78,7 +78,7 @@ def bring_nodes(
     opened = for_nodes(opened, job.nodes)
     failure: TorporError | None = None
     for there, offers in _regions(opened, job.nodes):
-        request = FleetRequest(job.nodes - 1, 0, [], True)
+        request = FleetRequest(job.nodes - 1, 0, [], False)
         try:
             with renting(nodes_of(there)) as held:  # ends all of them after an error
                 tracker = PartTracker("never", request.total)

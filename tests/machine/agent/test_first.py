@@ -380,10 +380,10 @@ def test_what_fails_when_it_is_used_ends_the_restore(waking: Waking) -> None:
 
 
 @pytest.mark.parametrize(
-    ("meddle", "found", "used"),
+    ("meddle", "found"),
     [
-        (lambda fd: os.ftruncate(fd, 7 * MIB), "has 7340032 bytes", False),
-        (lambda fd: os.pwrite(fd, b"!", 7 * MIB), "content differs", True),
+        (lambda fd: os.ftruncate(fd, 7 * MIB), "has 7340032 bytes"),
+        (lambda fd: os.pwrite(fd, b"!", 7 * MIB), "content differs"),
     ],
     ids=["size", "content"],
 )
@@ -392,10 +392,8 @@ def test_a_first_that_is_not_right_is_found(
     monkeypatch: pytest.MonkeyPatch,
     meddle: Callable[[int], object],
     found: str,
-    used: bool,
 ) -> None:
-    """A wrong size before it is used. A wrong content in the end: the program on it runs already,
-    and the machine is not handed over."""
+    """Before it is used, and the machine is not handed over."""
     finish_first, was_used = RemoteRestore.finish_first, list[bool]()
 
     def meddled(self: RemoteRestore) -> object:
@@ -409,7 +407,7 @@ def test_a_first_that_is_not_right_is_found(
         patched.setattr(RemoteRestore, "finish_first", meddled)
         with pytest.raises(SnapshotDamaged, match=f"model/weights: {found}"):
             _restored(waking, lambda: was_used.append(True))
-    assert was_used == [True] * used
+    assert was_used == []
     _restored(waking, lambda: None, resume=True)
     waking.is_back()
 

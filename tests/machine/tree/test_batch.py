@@ -6,6 +6,7 @@ import ctypes
 import os
 import resource
 import tempfile
+import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,7 +18,14 @@ import pytest
 from gpu_kernels import native
 from tests.fixtures.manifests import entry
 from torpor.machine.tree import batch
-from torpor.machine.tree.batch import NewFile, Stat, read_files, stat_names, write_files
+from torpor.machine.tree.batch import (
+    NewFile,
+    Stat,
+    packed_signature,
+    read_files,
+    stat_names,
+    write_files,
+)
 from torpor.machine.tree.names import Signature
 from torpor.machine.tree.read import Read, read_whole
 from torpor.machine.tree.write import TreeWriter
@@ -156,7 +164,8 @@ def test_new_files_have_their_attributes_and_nothing_is_replaced(
         NewFile(b"none/below", 0, 2, 0o600, *ids, 1),
         NewFile(b"last", 0, 3, 0o400, *ids, 2),
     ]
-    assert write_files(place, files, b"abcdefg", owners=os.geteuid() == 0) == [1, 2, 3]
+    made = write_files(place, files, b"abcdefg", owners=os.geteuid() == 0)
+    assert made.left == [1, 2, 3]
     first, last = (os.stat(tmp_path / name) for name in ("first", "last"))
     assert (tmp_path / "first").read_bytes() == b"defg"
     assert (first.st_mode & 0o7777, first.st_mtime_ns, first.st_atime_ns) == (0o4755, old, old)
@@ -166,6 +175,20 @@ def test_new_files_have_their_attributes_and_nothing_is_replaced(
         with pytest.raises(ValueError, match="outside the 7 bytes"):
             write_files(place, [NewFile(b"x", at, size, 0o600, *ids, 1)], b"abcdefg", owners=False)
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("age_s", [-60, 0, 60])
+def test_a_file_whose_time_is_not_past_proves_nothing(
+    place: int, tmp_path: Path, each_language: None, age_s: int
+) -> None:
+    """A write sets the time of the last change to now: to the time that the file has already."""
+    time_ns = time.time_ns() - age_s * 10**9
+    made = entry(FILE, b"made", size=1, extents=(Extent(0, 0, 1),), mtime_ns=time_ns)
+    writer = TreeWriter([os.fsencode(tmp_path)])
+    signature = writer.write_files([(made, 0)], b"y")
+    writer.close()
+    st = Stat.of(os.stat(tmp_path / "made"))
+    assert bytes(signature) == (packed_signature(*st[:4]) if age_s > 0 else bytes(32))
 
 
 def test_a_file_that_the_disk_does_not_take_is_named(
@@ -178,7 +201,7 @@ def test_a_file_that_the_disk_does_not_take_is_named(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
     try:
-        assert write_files(place, files, bytes(64), owners=False) == [1, 2]
+        assert write_files(place, files, bytes(64), owners=False).left == [1, 2]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert os.listdir(tmp_path) == ["a"]  # nothing half, and nothing after it

@@ -201,3 +201,27 @@ def test_a_check_can_be_cancelled(tree: Path) -> None:
 
     with pytest.raises(RunCancelled):
         _compare(tree, check=cancelled)
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_full_comparison_says_what_it_read_from_memory(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, drops: bool
+) -> None:
+    """What the disk holds is not known of a file that the kernel still holds in memory."""
+    dropped: set[int] = set()
+
+    def advise(fd: int, start: int, length: int, advice: int) -> None:
+        assert (start, length, advice) == (0, 0, os.POSIX_FADV_DONTNEED)
+        dropped.add(os.fstat(fd).st_ino)
+
+    def read(fd: int, buffers: list[bytearray], at: int, flags: int) -> int:
+        assert (os.fstat(fd).st_ino in dropped, flags) == (True, os.RWF_NOWAIT)
+        if drops:
+            raise BlockingIOError
+        return 1
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(os, "preadv", read)
+    result = _compare(tree)
+    assert (result.differences, result.from_memory) == ([], 0 if drops else 3)
+    assert _compare(tree, full=False).from_memory == 0

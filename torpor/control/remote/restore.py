@@ -68,6 +68,7 @@ class RemoteRestore(RemoteRun):
         self._finished: Finished | None = None
         self._changed: list[str] = []
         self.moved_aside = ""
+        self.from_memory = 0
 
     @property
     def plan(self) -> RestorePlan:
@@ -148,8 +149,11 @@ class RemoteRestore(RemoteRun):
         return self._finished
 
     def check(self, *, full: bool) -> Checked:
-        """Compare the disk with the snapshot; ``full`` reads and hashes every byte."""
+        """Compare the disk with the snapshot: what was hashed as it was written is known, all else
+        is read; ``full`` reads every byte. ``from_memory`` says afterwards how many files the
+        machine then read from its memory."""
         checked = self._held(CheckRestore(self.run, full))
+        self.from_memory = checked.from_memory
         self._changed, self.moved_aside = checked.changed, checked.moved_aside
         return checked
 

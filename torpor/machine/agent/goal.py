@@ -13,6 +13,7 @@ from torpor.machine.agent.call import Call
 from torpor.machine.pipeline.download import FetchPlan
 from torpor.machine.tree.abilities import FilesystemAbilities, check_cases, needs_of, probe
 from torpor.machine.tree.attributes import Attributes
+from torpor.machine.tree.batch import Stat
 from torpor.machine.tree.compare import Comparison, compare_tree
 from torpor.shared.errors import DiskFull
 from torpor.shared.format.keys import Seal
@@ -68,9 +69,10 @@ class Goal(NamedTuple):
         full: bool,
         attributes: Attributes,
         in_use_ns: int | None = None,
+        proven: Callable[[int, Stat], bool] | None = None,
     ) -> Comparison:
         """Compare the disk with every entry, but for what ``attributes`` could not set; ``full``
-        also reads and hashes every byte."""
+        also reads and hashes every byte, ``proven`` as compare_tree says."""
         return compare_tree(
             self.manifest.entries,
             self.manifest.chunks,
@@ -81,6 +83,7 @@ class Goal(NamedTuple):
             progress=call.moved,
             check=check,
             in_use_ns=in_use_ns,
+            proven=proven,
         )
 
 
@@ -135,7 +138,12 @@ def shown(path: bytes) -> str:
 
 def checked(compared: Comparison, changed: Sequence[str] = ()) -> Checked:
     differences = compared.differences
-    return Checked(differences[:SHOWN], len(differences), first_few(changed))
+    return Checked(
+        differences[:SHOWN],
+        len(differences),
+        first_few(changed),
+        from_memory=compared.from_memory,
+    )
 
 
 def _existing(path: bytes) -> bytes:

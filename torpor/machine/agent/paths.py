@@ -71,7 +71,7 @@ class PathRun(RestoreRun):
         return self._begun.answer
 
     def compare(self, request: CheckRestore, call: Call) -> Checked:
-        """Read and hash every byte, and then put it in its place. Once a run."""
+        """Compare it, and then put it in its place. Once a run."""
         if self._placed is not None:
             return self._placed
         compared = super().compare(request, call)

@@ -120,6 +120,14 @@ class RestoreRun(AgentRun):
         fetcher = PeerFirst(
             self.transfer(call), request.peer, self._passing, lambda: call.cancelled() or self.ended
         )
+        moved = 0
+
+        def progress(plain_bytes: int) -> None:
+            nonlocal moved
+            writing.wrote(plain_bytes - moved)
+            moved = plain_bytes
+            call.moved(plain_bytes)
+
         with self._first.fetching(bool(request.pieces)):
             stored_bytes = restore_part(
                 plan,
@@ -129,7 +137,7 @@ class RestoreRun(AgentRun):
                 writing.writer,
                 writing.journal,
                 pieces=request.pieces,
-                progress=call.moved,
+                progress=progress,
                 check=partial(self.check, call),
                 keep=self._passing.keep,
                 gpu=self._gpu,
@@ -163,7 +171,8 @@ class RestoreRun(AgentRun):
         return self._finished
 
     def compare(self, request: CheckRestore, call: Call) -> Checked:
-        """Compare the disk with the manifest; with ``full`` every byte is read and hashed."""
+        """Compare the disk with the manifest; with ``full`` every byte is read and hashed, else
+        what the writes do not prove."""
         begun = self._has_begun()
         self.finish(FinishRestore(self.id), call)  # a restarted agent has opened every mode again
         if begun.writing is None:
@@ -339,6 +348,8 @@ class RestoreRun(AgentRun):
 
     def _give_back(self) -> None:
         self._passing.close()
+        if self._begun is not None and self._begun.writing is not None:
+            self._begun.writing.close()
         if self._gpu is not None:
             self._gpu.close()
         super()._give_back()

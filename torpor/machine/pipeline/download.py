@@ -25,7 +25,9 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 from blake3 import blake3
 
+from torpor.machine.tree.batch import SIGNATURE_BYTES
 from torpor.machine.tree.plan import part_ends
+from torpor.machine.tree.proofs import WriteProofs
 from torpor.machine.tree.write import ContentWriter
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.codecs.trial import GpuTrial
@@ -102,6 +104,7 @@ class FetchPlan:
     ) -> None:
         self.manifest = manifest
         self.done = done
+        self.proofs = WriteProofs(manifest.entries)
         self._files = [array("L") for _ in manifest.chunks]  # that are one run of the chunk
         self._runs: list[list[PackUse]] = [[] for _ in manifest.chunks]  # of other files
         what = described(manifest.entries)
@@ -142,15 +145,28 @@ class FetchPlan:
         yield from self._files[chunk]
         yield from (use.entry for use in self._runs[chunk])
 
-    def write(self, chunk: int, plain: Buffer, writer: ContentWriter) -> None:
-        """Put a chunk's content where it belongs."""
+    def write(self, chunk: int, plain: Buffer, seal: Seal, writer: ContentWriter) -> None:
+        """Put a chunk's content, which was compared with its name, where it belongs. A whole file
+        that has its digest too needs not be read again to know its content."""
         entries, view = self.manifest.entries, memoryview(plain)
         for use in self._runs[chunk]:
             data = view[use.chunk_offset : use.chunk_offset + use.length]
             writer.write_at(entries[use.entry], use.file_offset, data)
-        files = [entries[number] for number in self._files[chunk]]
-        if files:
-            writer.write_files([(file, file.extents[0].offset) for file in files], plain)
+        files = [(entries[number], number) for number in self._files[chunk]]
+        if not files:
+            return
+        placed = [(file, file.extents[0].offset) for file, _ in files]
+        signatures = memoryview(writer.write_files(placed, plain))
+        name = self.manifest.chunks[chunk].name
+        for at, (file, number) in enumerate(files):
+            digest = file.digest
+            if digest:
+                start = file.extents[0].offset
+                is_chunk = file.size == len(view)  # its digest begins as the chunk's name does
+                of = name if is_chunk else seal.digest(view[start : start + file.size])
+                if of[: len(digest)] != digest:
+                    continue
+            self.proofs.keep(number, signatures[at * SIGNATURE_BYTES :][:SIGNATURE_BYTES])
 
     def _is_used(self, chunk: int) -> bool:
         return bool(self._files[chunk] or self._runs[chunk])
@@ -341,7 +357,7 @@ def restore_part(
                         chunk, pack_id, came, seal, fetcher, grant, plan, number, gpu
                     )
                     keep(pack_id, chunk.offset, stored)
-                    plan.write(number, plain, writer)
+                    plan.write(number, plain, seal, writer)
                     if journal is not None:
                         journal.add(number)
                     plan.done.add(number)

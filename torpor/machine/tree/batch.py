@@ -217,14 +217,21 @@ def is_plain(mtime_ns: int) -> bool:
     return -(1 << 63) <= mtime_ns < 1 << 63
 
 
-def write_files(
-    directory: int, files: Sequence[NewFile], data: Buffer, *, owners: bool
-) -> list[int]:
-    """Make new files in an open directory; returns the positions of those that are not made, or
-    only half."""
-    if (lib := disk_library()) is None:
-        return list(range(len(files)))
+class Made(NamedTuple):
+    """What became of new files. ``left``: positions of those that are not made, or only half.
+    ``signatures``: 32 bytes of each when it was complete; zeros where it is not, or where a later
+    write might not change them."""
+
+    left: list[int]
+    signatures: bytearray
+
+
+def write_files(directory: int, files: Sequence[NewFile], data: Buffer, *, owners: bool) -> Made:
+    """Make new files in an open directory."""
     count = len(files)
+    signatures = bytearray(count * SIGNATURE_BYTES)
+    if (lib := disk_library()) is None:
+        return Made(list(range(count)), signatures)
     names, offsets, sizes, *rest = zip(*files, strict=True)
     if min(offsets) < 0 or min(sizes) < 0 or max(map(add, offsets, sizes)) > len(data):
         raise ValueError(f"a file lies outside the {len(data)} bytes that were given")
@@ -236,11 +243,12 @@ def write_files(
         address_of(array("Q", sizes)) as lengths,
         address_of(b"".join(map(_ATTRIBUTES.pack, *rest))) as wanted,
         address_of(errors, writable=True) as failed,
+        address_of(signatures, writable=True) as signed,
     ):
         lib.torpor_write_files(
-            directory, asked, content, starts, lengths, wanted, owners, count, failed
+            directory, asked, content, starts, lengths, wanted, owners, count, failed, signed
         )
-    return [number for number, error in enumerate(errors) if error]
+    return Made([number for number, error in enumerate(errors) if error], signatures)
 
 
 def _strings(names: Sequence[bytes]) -> bytes:

@@ -1,26 +1,28 @@
-"""Compare a restored tree with its manifest: every attribute, and optionally every byte."""
+"""Compare a restored tree with its manifest: every attribute, and what content is not known."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import suppress
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Final
 
 from msgspec.structs import replace
 
 from torpor.machine.tree.attributes import Attributes, widens
-from torpor.machine.tree.batch import Stat, read_files, stat_names
+from torpor.machine.tree.batch import Stat, read_files
 from torpor.machine.tree.content import right_extents
+from torpor.machine.tree.looks import looked, opened_targets, runs_of
 from torpor.machine.tree.names import Signature, Signatures
-from torpor.machine.tree.read import opened
+from torpor.machine.tree.read import open_unseen, opened
 from torpor.machine.tree.walk import RACY_COARSE_NS, RACY_NS, read_xattrs, settled
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import (
@@ -36,10 +38,8 @@ from torpor.shared.format.rows import Described
 from torpor.shared.format.sizes import BIG_FILE_BYTES
 
 _THREADS: Final = 8
-_NAMES: Final = 1024  # looked at together
 _BATCH: Final = 256  # files read together
 _PIECE_BYTES: Final = 2 << 20
-_TARGET: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHANGED: Final = "changed while it was checked"
 _ReadFile = tuple[memoryview, Stat, Stat]
 """The content, and what the file was before and after it was read."""
@@ -52,6 +52,8 @@ class Comparison:
     def __init__(self, entries: int) -> None:
         self.found: list[tuple[int, str]] = []  # the number of an entry, and how it differs
         self.signatures = Signatures(entries)
+        self.from_memory = 0
+        """How many files were read whose pages the kernel did not let go of before."""
 
     @property
     def differences(self) -> list[str]:
@@ -69,8 +71,14 @@ def compare_tree(
     progress: Callable[[int], None],
     check: Callable[[], None],
     in_use_ns: int | None = None,
+    proven: Callable[[int, Stat], bool] | None = None,
 ) -> Comparison:
-    """Compare what is on the disk with ``entries``; with ``full``, read and hash every file.
+    """Compare what is on the disk with ``entries``.
+
+    With ``full``, read and hash every file: from the disk, where its pages are written back and
+    the kernel drops them. Otherwise ``proven`` says of the number of a file, and of what it is now,
+    whether its content is known, and the others are read and hashed; without ``proven`` no content
+    is compared.
 
     ``attributes`` know what this machine and the targets cannot hold; the restore has warned of it.
     ``check`` may raise RunCancelled.
@@ -81,7 +89,7 @@ def compare_tree(
     # let new files settle, so that the index can be trusted
     time.sleep((RACY_COARSE_NS if is_coarse else RACY_NS) / 1e9)
     what = described(entries)
-    with _opened(targets) as places:
+    with opened_targets(targets) as places:
         links = [entries[number] for number in what.of_kind(HARDLINK)]
         differs = partial(
             _differs,
@@ -91,22 +99,28 @@ def compare_tree(
             in_use_ns=in_use_ns,
         )
         apart = _files_apart(links, entries, attributes)
+        reads = full or proven is not None
         looked_at = [n for n, kind in enumerate(what.kinds) if not (full and kind == FILE)]
-        for some in _runs_of(entries, looked_at):
+        unread = array("L", what.of_kind(FILE) if full else ())
+        for some in runs_of(entries, looked_at):
             check()
             before = time.time_ns()
-            stats = _looked(places, [entry for _, entry in some])
+            stats = looked(places, [entry for _, entry in some])
             after = time.time_ns()
             for (number, entry), st in zip(some, stats, strict=True):
                 file = apart.get((entry.root, entry.path))
                 if file is not None:  # it has no signature: the next snapshot looks at it again
                     content = (
                         ""
-                        if st.error or not full
+                        if st.error or not reads
                         else _compare_file(file, chunks, targets, seal)[0]
                     )
                     wrongs = [words for words in (differs(file, st)[1], content) if words]
                     result.found += [(number, words) for words in wrongs if words]
+                    continue
+                has_content = entry.kind == FILE and entry.size and not st.error
+                if proven is not None and has_content and not proven(number, st):
+                    unread.append(number)
                     continue
                 moved, wrong = differs(entry, st)
                 signature = Signature.among(st)
@@ -114,43 +128,22 @@ def compare_tree(
                     result.found.append((number, wrong))
                 elif not moved and settled(signature, before, after):
                     result.signatures[number] = signature
-        if full:
-            files = _Files(entries, chunks, targets, places, seal, differs)
-            done = 0
+        if unread:
+            files = _Files(entries, chunks, targets, places, seal, differs, from_disk=full)
+            done = sum(what.sizes[n] for n in what.of_kind(FILE)) - sum(
+                what.sizes[n] for n in unread
+            )
             with ThreadPoolExecutor(_THREADS) as threads:
-                for compared in threads.map(partial(files.compare, check), _batches(what)):
+                batches = _batches(unread, what)
+                for compared in threads.map(partial(files.compare, check), batches):
                     for number, wrongs, signature_now in compared:
                         done += what.sizes[number]
                         result.found += [(number, wrong) for wrong in wrongs]
                         result.signatures[number] = signature_now
                     progress(done)
+            result.from_memory = files.from_memory
     result.found.sort(key=lambda found: found[0])
     return result
-
-
-@contextmanager
-def _opened(targets: Sequence[bytes]) -> Iterator[list[int | OSError]]:
-    """A descriptor of each directory, or why there is none."""
-    places: list[int | OSError] = []
-    try:
-        for target in targets:
-            try:
-                places.append(os.open(target, _TARGET))
-            except OSError as exc:
-                places.append(exc)
-        yield places
-    finally:
-        for place in places:
-            if isinstance(place, int):
-                os.close(place)
-
-
-def _looked(places: Sequence[int | OSError], entries: Sequence[Entry]) -> Sequence[Stat]:
-    """What is on the disk under the names of entries of one root."""
-    place = places[entries[0].root]
-    if isinstance(place, OSError):
-        return [Stat.unknown(place) for _ in entries]
-    return stat_names(place, [entry.path for entry in entries])
 
 
 def _inodes_of_linked(
@@ -160,7 +153,7 @@ def _inodes_of_linked(
     inodes = {}
     for link in links:
         if (link.root, link.target) not in inodes:
-            (st,) = _looked(places, [replace(link, path=link.target)])
+            (st,) = looked(places, [replace(link, path=link.target)])
             inodes[link.root, link.target] = st.inode
     return inodes
 
@@ -177,14 +170,6 @@ def _files_apart(
         for link in apart
         if (link.root, link.target) in files
     }
-
-
-def _runs_of(entries: Sequence[Entry], numbers: Sequence[int]) -> Iterator[list[tuple[int, Entry]]]:
-    """These entries, each with its number, in lists of neighbours of one root."""
-    numbered = ((number, entries[number]) for number in numbers)
-    for _, group in groupby(numbered, lambda numbered: numbered[1].root):
-        while run := list(islice(group, _NAMES)):
-            yield run
 
 
 def _differs(
@@ -281,7 +266,12 @@ class _Files:
         places: Sequence[int | OSError],
         seal: Seal,
         differs: Callable[[Entry, Stat], tuple[bool, str]],
+        *,
+        from_disk: bool,
     ) -> None:
+        self.from_memory = 0
+        self._lock = threading.Lock()
+        self._from_disk = from_disk
         self._entries = entries
         self._chunks = chunks
         self._targets = targets
@@ -296,10 +286,12 @@ class _Files:
         be seen."""
         check()
         found = []
-        for run in _runs_of(self._entries, batch):
+        for run in runs_of(self._entries, batch):
             place = self._places[run[0][1].root]
             for small, group in groupby(run, lambda numbered: _is_small(numbered[1])):
-                some, looked = [*group], time.time_ns()
+                some, looked_ns = [*group], time.time_ns()
+                if self._from_disk:
+                    self._forget_pages(place, [file for _, file in some])
                 reads: Iterable[_ReadFile | None] = [None] * len(some)
                 if small and not isinstance(place, OSError):
                     paths, sizes = zip(*((file.path, file.size) for _, file in some), strict=True)
@@ -308,8 +300,24 @@ class _Files:
                     if read is None:
                         found.append((number, *self._look_alone(file)))
                     else:
-                        found.append((number, *self._look(file, read, looked)))
+                        found.append((number, *self._look(file, read, looked_ns)))
         return found
+
+    def _forget_pages(self, place: int | OSError, files: Sequence[Entry]) -> None:
+        """Have the kernel drop what it holds of files, so that the disk is read; count those of
+        which it still holds some, as it does of all in a file system without a disk."""
+        held = 0
+        if not isinstance(place, int):
+            return
+        for file in files:
+            with suppress(OSError):  # the comparison says why
+                fd = open_unseen(file.path, place)
+                try:
+                    held += bool(file.size) and not _is_forgotten(fd)
+                finally:
+                    os.close(fd)
+        with self._lock:
+            self.from_memory += held
 
     def _look(
         self, file: Entry, read: _ReadFile, looked_ns: int
@@ -326,7 +334,7 @@ class _Files:
         return wrongs, signature if safe else None
 
     def _look_alone(self, file: Entry) -> tuple[list[str], Signature | None]:
-        (st,) = _looked(self._places, [file])
+        (st,) = looked(self._places, [file])
         _, wrong = self._differs(file, st)
         if st.error:
             return [wrong], None
@@ -335,16 +343,29 @@ class _Files:
         return wrongs, None if wrongs else signature
 
 
+def _is_forgotten(fd: int) -> bool:
+    """Whether the kernel has dropped what it held of an open file, as far as its first byte shows:
+    that byte cannot be read without waiting."""
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    try:
+        os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system that cannot say
+        return False
+    return False
+
+
 def _is_small(entry: Entry) -> bool:
     """Whether the file is read at once and has one digest. A manifest may claim any size."""
     return entry.size <= BIG_FILE_BYTES and bool(entry.digest or not entry.size)
 
 
-def _batches(what: Described) -> Iterator[Sequence[int]]:
-    """The files, in batches to read together."""
+def _batches(files: Iterable[int], what: Described) -> Iterator[Sequence[int]]:
+    """These files, in batches to read together."""
     batch = array("L")
     size = 0
-    for number in what.of_kind(FILE):
+    for number in files:
         batch.append(number)
         size += what.sizes[number]
         if len(batch) == _BATCH or size > _PIECE_BYTES:
@@ -359,7 +380,7 @@ def _compare_file(
 ) -> tuple[str, Signature | None]:
     """How the content differs, and the signature if a later change would be seen."""
     shown = _shown(entry, targets)
-    looked = time.time_ns()
+    looked_ns = time.time_ns()
     try:
         with opened(_full(entry, targets)) as fd:
             seen = Signature.of(os.fstat(fd))
@@ -374,4 +395,4 @@ def _compare_file(
         if number not in right:
             return f"{shown}: content differs at {at} or after", None
         at += extent.length
-    return "", seen if settled(seen, looked) else None
+    return "", seen if settled(seen, looked_ns) else None

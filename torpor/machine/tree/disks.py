@@ -55,10 +55,21 @@ class Mounts:
         """Whether what lies at this absolute path ends with the machine."""
         if is_under(path, _SYSTEM_MOUNTS):
             return is_under(path, ("/dev/shm",))  # noqa: S108 - it is looked at, not used
+        place = self._place_of(path)
+        return place == "/" or _DISKS.fullmatch(self._at[place].kind) is not None
+
+    def kind_of(self, path: str) -> str:
+        """The kind of file system at this absolute path, such as ext4; empty where the table does
+        not say."""
+        place = self._place_of(path)
+        return self._at[place].kind if place in self._at else ""
+
+    def _place_of(self, path: str) -> str:
+        """Where the file system of an absolute path is mounted."""
         place = path
         while place not in self._at and place != "/":
             place = os.path.dirname(place)
-        return place == "/" or _DISKS.fullmatch(self._at[place].kind) is not None
+        return place
 
     def disks(self) -> list[str]:
         """Where to look for files: each disk once, also if it is mounted at several places."""

@@ -29,7 +29,7 @@ _TICK_S: Final = 0.012
 PROC: Final = Path("/proc")
 NOT_SHOWN: Final = (FileNotFoundError, ProcessLookupError, PermissionError)
 """What the kernel says of a process that has ended, or that belongs to somebody else."""
-_NO_SYNCFS: Final = (errno.ENOSYS, errno.EPERM)
+NO_SYNCFS: Final = (errno.ENOSYS, errno.EPERM)
 """``syncfs`` itself has no such errors: the kernel lacks the call, or a sandbox forbids it."""
 
 
@@ -62,7 +62,7 @@ def sync_disk(place: bytes) -> None:
     try:
         _syncfs(place)
     except OSError as error:
-        if error.errno in _NO_SYNCFS:  # shows_stores is False there, and its mapped files change
+        if error.errno in NO_SYNCFS:  # shows_stores is False there, and its mapped files change
             os.sync()
             return
         shown = os.fsdecode(place)
@@ -82,11 +82,16 @@ def sync_disk(place: bytes) -> None:
 def _syncfs(place: bytes) -> None:
     fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if ctypes.CDLL(None, use_errno=True).syncfs(fd):
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), place)
+        syncfs(fd)
     finally:
         os.close(fd)
+
+
+def syncfs(fd: int) -> None:
+    """Write the dirty pages of an open file's file system back; OSError where one was not."""
+    if ctypes.CDLL(None, use_errno=True).syncfs(fd):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def mapped_unseen(places: Sequence[bytes]) -> dict[tuple[int, int] | bytes, str]:

@@ -16,6 +16,7 @@ from typing import Final
 
 from blake3 import blake3
 
+from torpor.machine.tree.batch import SIGNATURE_BYTES
 from torpor.machine.tree.changes import Copy, Staged
 from torpor.machine.tree.content import right_extents
 from torpor.machine.tree.directories import Directories
@@ -107,11 +108,12 @@ class Staging:
                 done += length
                 progress(done)
 
-    def write_files(self, files: Sequence[tuple[Entry, int]], data: Buffer) -> None:
-        """Whole files; they get their attributes with their places."""
+    def write_files(self, files: Sequence[tuple[Entry, int]], data: Buffer) -> bytes:
+        """Whole files; they get their attributes with their places, and ``verify`` reads them."""
         view = memoryview(data)
         for entry, offset in files:
             self.write_at(entry, 0, view[offset : offset + entry.size])
+        return bytes(SIGNATURE_BYTES * len(files))
 
     def write_at(self, entry: Entry, offset: int, data: Buffer) -> None:
         """A run of a file."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Sequence
+from contextlib import nullcontext, suppress
 from itertools import groupby
 from typing import BinaryIO, Final, Protocol
 
@@ -17,11 +17,13 @@ import msgspec
 from blake3 import blake3
 
 from torpor.machine.tree.attributes import Attributes
-from torpor.machine.tree.batch import NewFile, is_plain, write_files
+from torpor.machine.tree.batch import SIGNATURE_BYTES, Made, NewFile, is_plain, write_files
 from torpor.machine.tree.directories import Directories
 from torpor.machine.tree.links import HardLinks
 from torpor.machine.tree.naming import is_taken, take_name
+from torpor.machine.tree.pieces import Pieces, signature_of_complete
 from torpor.machine.tree.refusals import making, set_size, write_all
+from torpor.machine.tree.writers import is_written
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry
@@ -33,8 +35,9 @@ _DEFAULT_ACL: Final = b"system.posix_acl_default"
 class ContentWriter(Protocol):
     """Receives checked content, in any order and from any thread."""
 
-    def write_files(self, files: Sequence[tuple[Entry, int]], data: Buffer) -> None:
-        """Whole files: each one's content begins at that offset of ``data``."""
+    def write_files(self, files: Sequence[tuple[Entry, int]], data: Buffer) -> bytes | bytearray:
+        """Whole files: each one's content begins at that offset of ``data``. Returns 32 bytes of
+        each: its signature when it was complete, or zeros where that proves nothing."""
 
     def write_at(self, entry: Entry, offset: int, data: Buffer) -> None:
         """A run of a file."""
@@ -62,6 +65,10 @@ class TreeWriter:
         self._directories = Directories(targets, "empty the target, and wake again")
         self.attributes = attributes or Attributes()
         self._links = HardLinks(self._directories, self.attributes)
+        self._pieces: dict[tuple[int, bytes], Pieces] = {}
+        self.signatures: dict[tuple[int, bytes], bytes] = {}
+        """Root and path of files that were written in pieces, with what they were when they were
+        finished: 32 bytes, where that proves that nobody else has written to them."""
 
     @property
     def staged(self) -> bool:
@@ -109,13 +116,16 @@ class TreeWriter:
                     if afresh:
                         self._refuse_inherited(entry.root, entry.path)
             elif entry.kind == FILE and in_pieces(entry) and (afresh or not self._is_named(entry)):
-                if not afresh and not is_taken(*self._where(entry)):
+                is_new = not is_taken(*self._where(entry))
+                if not afresh and is_new:
                     made.append(entry)
                 fd = self._create(*self._where(entry), entry)
                 try:
                     if afresh:
                         os.ftruncate(fd, 0)
                     set_size(fd, entry)
+                    if afresh or is_new:
+                        self._pieces[entry.root, entry.path] = Pieces(entry, fd)
                 finally:
                     os.close(fd)
         return made
@@ -126,31 +136,41 @@ class TreeWriter:
         with suppress(OSError):  # there is none, or it is not ours: the comparison finds it
             os.removexattr(self._directories.open(root, path), _DEFAULT_ACL)
 
-    def write_files(self, files: Sequence[tuple[Entry, int]], data: Buffer) -> None:
+    def write_files(self, files: Sequence[tuple[Entry, int]], data: Buffer) -> bytearray:
         """Create files with all their content and attributes."""
-        view = memoryview(data)
+        signatures = bytearray()
         for _, together in groupby(files, self._holder):
-            for entry, offset in self._left_of([*together], data):
-                self.write_whole(entry, view[offset : offset + entry.size])
+            signatures += self._write_together([*together], data)
+        return signatures
 
     def _holder(self, file: tuple[Entry, int]) -> tuple[int, bytes]:
         """The directory that a file is written in."""
         entry, _ = file
         return entry.root, self._stage or entry.path.rpartition(b"/")[0]
 
-    def _left_of(
-        self, files: Sequence[tuple[Entry, int]], data: Buffer
-    ) -> Iterator[tuple[Entry, int]]:
-        """Create files of one directory together, and yield those that have to be made alone."""
-        plain = []
-        for entry, offset in files:
-            if entry.xattrs or not is_plain(entry.mtime_ns):
-                yield entry, offset
-            else:
-                plain.append((entry, offset))
-        if not plain:
-            return
-        parent, _ = self._where(plain[0][0])
+    def _write_together(self, files: Sequence[tuple[Entry, int]], data: Buffer) -> bytearray:
+        """Create files of one directory: in one call, but for those that have to be made alone."""
+        signatures = bytearray(SIGNATURE_BYTES * len(files))
+        plain = [n for n, (e, _) in enumerate(files) if not e.xattrs and is_plain(e.mtime_ns)]
+        alone = {*range(len(files))}
+        if plain:
+            made = self._write_plain([files[number] for number in plain], data)
+            alone.difference_update(plain)
+            alone.update(plain[number] for number in made.left)
+            if len(plain) == len(files):  # as nearly always
+                signatures, plain = made.signatures, []
+            for at, number in enumerate(plain):
+                signature = made.signatures[at * SIGNATURE_BYTES : (at + 1) * SIGNATURE_BYTES]
+                signatures[number * SIGNATURE_BYTES : (number + 1) * SIGNATURE_BYTES] = signature
+        view = memoryview(data)
+        for number in sorted(alone):
+            entry, offset = files[number]
+            alone_signed = self.write_whole(entry, view[offset : offset + entry.size])
+            signatures[number * SIGNATURE_BYTES : (number + 1) * SIGNATURE_BYTES] = alone_signed
+        return signatures
+
+    def _write_plain(self, files: Sequence[tuple[Entry, int]], data: Buffer) -> Made:
+        parent, _ = self._where(files[0][0])
         new = [
             NewFile(
                 self._name_of(entry),
@@ -161,16 +181,15 @@ class TreeWriter:
                 entry.gid,
                 entry.mtime_ns,
             )
-            for entry, offset in plain
+            for entry, offset in files
         ]
-        for entry, _ in plain:
+        for entry, _ in files:
             self.attributes.warn_of_owner(entry)
             self.attributes.note_time(entry)
-        left = write_files(parent, new, data, owners=self.attributes.sets_owners)
-        yield from (plain[number] for number in left)
+        return write_files(parent, new, data, owners=self.attributes.sets_owners)
 
-    def write_whole(self, entry: Entry, data: Buffer) -> None:
-        """Create a file with all its content and attributes."""
+    def write_whole(self, entry: Entry, data: Buffer) -> bytes:
+        """Create a file with all its content and attributes. Returns its signature, or zeros."""
         parent, name = self._where(entry)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with making(entry.path, parent):
@@ -182,14 +201,17 @@ class TreeWriter:
         try:
             write_all(fd, data, 0, entry)
             self.attributes.apply(fd, entry)
+            return signature_of_complete(os.fstat(fd), entry.size)
         finally:
             os.close(fd)
 
     def write_at(self, entry: Entry, offset: int, data: Buffer) -> None:
         """Write a run of a file that ``prepare`` made."""
         fd = self._reopen(self._where(entry), entry, os.O_WRONLY)
+        pieces = self._pieces.get((entry.root, entry.path))
         try:
-            write_all(fd, data, offset, entry)
+            with pieces.writing(fd, offset, len(data)) if pieces else nullcontext():
+                write_all(fd, data, offset, entry)
         finally:
             os.close(fd)
 
@@ -234,7 +256,14 @@ class TreeWriter:
             place = self._parent(entry) if self._is_named(entry) else self._where(entry)
             fd = self._reopen(place, entry, os.O_RDONLY)
             try:
+                pieces = self._pieces.get((entry.root, entry.path))
+                is_ours = (
+                    pieces is not None and pieces.is_whole(fd) and not is_written(*place[::-1])
+                )
                 self.attributes.apply(fd, entry)
+                if is_ours:
+                    signature = signature_of_complete(os.fstat(fd), entry.size)
+                    self.signatures[entry.root, entry.path] = signature
             finally:
                 os.close(fd)
         return not self.staged or self._name(entry)

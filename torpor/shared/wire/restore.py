@@ -172,18 +172,19 @@ class FinishRestore(OfRun[Finished], frozen=True):
 class Checked(msgspec.Struct, frozen=True):
     """The differences between disk and snapshot: the first few names, and the count. ``changed``:
     names that came first and that a program has changed since. ``moved_aside``: the new name of
-    what was at the place of a restored path."""
+    what was at the place of a restored path. ``from_memory``: files that a full comparison read
+    and that the kernel still held in memory."""
 
     differences: Names
     difference_count: Count
     changed: Names = []
     moved_aside: Words = ""
+    from_memory: Count = 0
 
 
 class FinishFirst(OfRun[Checked], frozen=True):
-    """Finish what comes first, once those parts are there, and compare its names and attributes,
-    while the rest follows. Contents were checked before they were written, and what an earlier run
-    wrote is read back.
+    """Finish what comes first, once those parts are there, and compare it as ``restore.check``
+    does, while the rest follows. What an earlier run wrote is read back.
 
     Without differences, programs may use it: ``restore.finish`` leaves it alone, also after a kill
     of the agent, but not after a start of the machine. Directories that the rest is still written
@@ -194,8 +195,11 @@ class FinishFirst(OfRun[Checked], frozen=True):
 
 
 class CheckRestore(OfRun[Checked], frozen=True):
-    """Compare the disk with the snapshot; ``full`` reads and hashes every byte. Without differences
-    the restore is finished, and the agent keeps its index."""
+    """Compare the disk with the snapshot, once the disk has taken everything. Names and attributes
+    are compared. Content is known where it was hashed as it was written and the file was not
+    touched since, and is read and hashed where not; ``full`` reads and hashes every byte, from the
+    disk where the kernel drops what it holds. Without differences the restore is finished, and the
+    agent keeps its index."""
 
     op = "restore.check"
     full: bool
