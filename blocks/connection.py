@@ -21,11 +21,14 @@ def connect() -> None:
         return
     announce(choice)
     taken = choice.taken
-    if taken.source != "installation":
+    if taken.source not in ("installation", "connection"):
         return  # Prefect's settings have it, with its login
     if os.environ.get(API_URL) == taken.api_url and LOGIN in os.environ:
         return
-    os.environ[API_URL], os.environ[LOGIN] = taken.api_url, taken.login
+    os.environ[API_URL] = taken.api_url
+    os.environ.pop(LOGIN, None)
+    if taken.login:  # a server elsewhere may ask for none
+        os.environ[LOGIN] = taken.login
     prefect.context.refresh_global_settings_context()
 
 

@@ -195,7 +195,8 @@ def make_first_blocks(installation: Installation) -> list[str]:
     """Make a first identity, provider, store and workspace, and the ready-made stacks, where they
     are missing; returns what was made."""
     made = []
-    choice = choose_server(installation.folder)  # another server's key is its users'
+    # Another server's key is its users'.
+    choice = choose_server(installation.folder, connected=False)
     own = choice is not None and choice.taken.source == "installation"
     if not exists(SSHIdentity, "default"):
         (first_identity(installation) if own else SSHIdentity.generate()).save("default")

@@ -92,7 +92,7 @@ def server_of(installation: Installation, port: int | None = None) -> Server:
 def choice_for(installation: Installation, used: Server) -> ServerChoice | None:
     """The choice of ``used``, in words where another server could have been meant: before the first
     start, Prefect's profile may name one."""
-    choice = choose_server(installation.folder)
+    choice = choose_server(installation.folder, connected=False)
     if choice is None or not used.own:
         return choice
     own = Candidate(used.api_url, "installation", f"of {installation.folder}")
@@ -101,7 +101,7 @@ def choice_for(installation: Installation, used: Server) -> ServerChoice | None:
 
 def users_own(installation: Installation) -> Candidate | None:
     """The server that the environment names, unless that is our own."""
-    choice = choose_server(installation.folder)
+    choice = choose_server(installation.folder, connected=False)
     if choice is None or choice.taken.source != "environment":
         return None
     # The port is known before the login is, where `make up` was killed at its first start.

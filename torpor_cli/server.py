@@ -16,8 +16,8 @@ from torpor_cli.output import quiet
 
 _ANSWERS_S: Final = 5.0
 _UNKNOWN: Final = (
-    "no Prefect server is known here: run `torpor up`, or set PREFECT_API_URL to the address of "
-    "yours"
+    "no Prefect server is known here: run `torpor up`, or `torpor connect https://...` to use one "
+    "elsewhere"
 )
 
 
@@ -25,7 +25,7 @@ _UNKNOWN: Final = (
 def connected() -> Iterator[str]:
     """Use the server that is meant (torpor/control/own_server.py); yields the address of its UI.
     TorporError where none is known or none answers."""
-    _choose_folders()
+    elsewhere = _choose_folders()
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("DO_NOT_TRACK", "1")  # else Prefect sends usage data, and says so
     looks = gc.isenabled()
@@ -43,7 +43,7 @@ def connected() -> Iterator[str]:
             raise InvalidInput(_UNKNOWN)
         login = api.auth_string.get_secret_value() if api.auth_string else ""
         key = api.key.get_secret_value() if api.key else ""
-        _check(api.url, login, key)
+        _check(api.url, login, key, elsewhere=elsewhere)
         from prefect.context import SyncClientContext
 
     # Prefect's own lines are no message of a command.
@@ -55,9 +55,10 @@ def connected() -> Iterator[str]:
         yield api.url.removesuffix("/").removesuffix("/api")
 
 
-def _choose_folders() -> None:
+def _choose_folders() -> bool:
     """Before Prefect is imported, which makes a folder in the home: keep its files and the agent's
-    wheels with those of the installation, where its server is meant."""
+    wheels with those of the installation, where its server is meant. Returns whether that of
+    `torpor connect` is."""
     choice = choose_server()
     if choice is None:
         raise InvalidInput(_UNKNOWN)
@@ -65,12 +66,21 @@ def _choose_folders() -> None:
         installation = Installation.here()
         os.environ.setdefault("PREFECT_HOME", str(installation.prefect_home))
         os.environ.setdefault("XDG_CACHE_HOME", str(cache_folder(installation.folder / "cache")))
+    return choice.taken.source == "connection"
 
 
-def _check(api_url: str, login: str, key: str) -> None:
+def _check(api_url: str, login: str, key: str, *, elsewhere: bool) -> None:
     user, _, password = login.partition(":")
     ours = api_url.startswith(("http://127.0.0.1", "http://localhost"))
     next_step = "run `torpor up`" if ours else "check PREFECT_API_URL, and that the server runs"
+    of_login = "set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY for Prefect Cloud"
+    if elsewhere:
+        next_step = (
+            "`torpor connect` chose it: see that it runs and that this host reaches it; `torpor "
+            "disconnect` goes back to this host's own"
+        )
+        address = api_url.removesuffix("/api")
+        of_login = f"`torpor connect {address}` asks for the one that it takes now"
     import httpx  # a quarter of the time that `torpor --help` takes
 
     try:
@@ -88,6 +98,5 @@ def _check(api_url: str, login: str, key: str) -> None:
         ) from None
     if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise TorporError(
-            f"the Prefect server at {api_url} refuses the login ({answer.status_code}): set "
-            "PREFECT_API_AUTH_STRING, or PREFECT_API_KEY for Prefect Cloud"
+            f"the Prefect server at {api_url} refuses the login ({answer.status_code}): {of_login}"
         )

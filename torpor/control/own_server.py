@@ -1,9 +1,11 @@
-"""Which Prefect server is meant: the one that the environment names, this user's installation, or
-the one of Prefect's active profile. One function decides for `up`, every command, every flow and
-every `ssh`, which runs it without site-packages (torpor_cli/login_check.py)."""
+"""Which Prefect server is meant: the one that the environment names, the one that `torpor connect`
+chose, this user's installation, or the one of Prefect's active profile. One function decides for
+every command, every flow and every `ssh`, which runs it without site-packages
+(torpor_cli/login_check.py)."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +17,8 @@ FOLDER_VARIABLE: Final = "TORPOR_STATE"
 HOST: Final = "127.0.0.1"
 PORT_FILE: Final = "server.port"
 LOGIN_FILE: Final = "login"
+CONNECTION_FILE: Final = "connection"
+"""What `torpor connect` leaves in the folder: a server elsewhere, and its login."""
 API_URL: Final = "PREFECT_API_URL"
 PROFILE: Final = "PREFECT_PROFILE"
 
@@ -37,11 +41,11 @@ class OwnServer(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A server that may be meant, and who names it. ``login``: of an installation only; Prefect's
-    own settings hold the others."""
+    """A server that may be meant, and who names it. ``login``: of an installation and of a
+    connection; Prefect's own settings hold the others."""
 
     api_url: str
-    source: Literal["environment", "installation", "profile"]
+    source: Literal["environment", "connection", "installation", "profile"]
     named_by: str
     login: str = ""
 
@@ -66,6 +70,7 @@ class ServerChoice(NamedTuple):
 
 _WHY: Final = {
     "environment": "the environment comes first",
+    "connection": "`torpor connect` chose it, and `torpor disconnect` goes back",
     "installation": "this installation comes before Prefect's profile; PREFECT_API_URL comes first",
     "profile": "nothing else names one",
 }
@@ -95,18 +100,47 @@ def own_server(folder: Path | None = None) -> OwnServer | None:
     return OwnServer(api_url(port), login) if port and login else None
 
 
-def choose_server(folder: Path | None = None, *, set_in: str = "") -> ServerChoice | None:
-    """The server that is meant: the first that PREFECT_API_URL, PREFECT_PROFILE, this installation
-    or Prefect's active profile names. None where none of them names one. ``set_in``: an address
-    that Prefect's other settings hold, such as a prefect.toml; it comes after the installation."""
+def connection(folder: Path | None = None, *, needed: bool = True) -> OwnServer | None:
+    """The server elsewhere that `torpor connect` chose; None where it chose none. A damaged file is
+    InvalidInput, as no other server is taken in its place, and none where it is not ``needed``."""
+    file = (folder or state_folder()) / CONNECTION_FILE
+    try:
+        kept = json.loads(file.read_text())
+        return OwnServer(str(kept["api_url"]), str(kept["login"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        if not needed:
+            return None
+        from torpor.shared.errors import InvalidInput  # `ssh` waits for each import
+
+        raise InvalidInput(
+            f"{file}, which names the server of `torpor connect`, cannot be read ({error}): run "
+            "`torpor disconnect`, and connect again"
+        ) from None
+
+
+def choose_server(
+    folder: Path | None = None, *, set_in: str = "", connected: bool = True
+) -> ServerChoice | None:
+    """The server that is meant: the first that PREFECT_API_URL, PREFECT_PROFILE, `torpor connect`,
+    this installation or Prefect's active profile names. None where none of them names one.
+    ``set_in``: an address that Prefect's other settings hold, such as a prefect.toml; it comes
+    after the installation. ``connected``: off for what starts this host's own server, which
+    `torpor connect` does not concern."""
     folder = folder or state_folder()
     own, profile = own_server(folder), _profile()
     given = _plain(os.environ.get(API_URL, ""))
+    # A process whose environment names its server, such as a worker's, needs no such file.
+    elsewhere = connection(folder, needed=not given) if connected else None
     candidates = []
     if given:
         candidates.append(Candidate(given, "environment", API_URL))
     if profile is not None and profile.source == "environment":
         candidates.append(profile)
+    if elsewhere is not None:
+        named_by = "of `torpor connect`"
+        candidates.append(Candidate(elsewhere.api_url, "connection", named_by, elsewhere.login))
     if own is not None:
         candidates.append(Candidate(own.api_url, "installation", f"of {folder}", own.login))
     if set_in and not given and (profile is None or _plain(set_in) != profile.api_url):
@@ -117,12 +151,13 @@ def choose_server(folder: Path | None = None, *, set_in: str = "") -> ServerChoi
 
 
 def choice_of(candidates: Sequence[Candidate]) -> ServerChoice | None:
-    """The first of them; one that names the installation's server is the installation."""
+    """The first of them; one that names the installation's server is the installation, and one that
+    names the server of `torpor connect` is that."""
     if not candidates:
         return None
     first = candidates[0]
-    same = [one for one in candidates if one.api_url == first.api_url]
-    taken = next((one for one in same if one.source == "installation"), first)
+    same = {one.source: one for one in candidates if one.api_url == first.api_url}
+    taken = same.get("installation") or same.get("connection") or first
     return ServerChoice(taken, tuple(one for one in candidates if one.api_url != first.api_url))
 
 

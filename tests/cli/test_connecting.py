@@ -1,0 +1,267 @@
+"""`torpor connect`: what it refuses and keeps, and the command line of a host without a worker."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from blocks import Workspace
+from deployments import idle
+from deployments.installation import CHECKOUT, Installation
+from deployments.server import Server
+from tests.fixtures.deployed import Deployed
+from tests.fixtures.waiting import PATIENCE_S
+from torpor.control.own_server import FOLDER_VARIABLE, choose_server, connection
+from torpor.shared.errors import InvalidInput, RunCancelled, TorporError
+from torpor_cli.app import app
+
+# Of these, tests/deployments/test_queues.py kills the worker.
+pytestmark = pytest.mark.together("automations and make up")
+
+LOGIN = "torpor:a-secret"
+THERE = "deployments/name/hibernate/hibernate"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state folder of a host that no server is known on."""
+    for name in [*os.environ]:
+        if name.startswith("PREFECT_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "state"))
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", LOGIN)
+    return tmp_path / "state"
+
+
+@contextmanager
+def _answering(answers: Mapping[str, object], login: str = "", leads_to: str = "") -> Iterator[str]:
+    """A server that has these answers below /api, for whoever has the login; its address."""
+    wanted = f"Basic {base64.b64encode(login.encode()).decode()}"
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.removeprefix("/api/")
+            if leads_to:
+                self.send_response(308)
+                self.send_header("Location", leads_to)
+            elif login and self.headers.get("Authorization") != wanted:
+                self.send_response(401)
+            else:
+                self.send_response(200 if path in answers else 404)
+            self.end_headers()
+            self.wfile.write(str(answers.get(path, "")).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        serving = threading.Thread(target=server.serve_forever, daemon=True)
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+def _torpor(*arguments: str) -> None:
+    app([*arguments], exit_on_error=False, print_error=False)
+
+
+def _healthy() -> dict[str, object]:
+    return {"admin/version": json.dumps(version("prefect")), THERE: "{}"}
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("https://me:hunter2@vps.example.org", "has a login in it"),
+        ("http://vps.example.org:4300", "ssh -L 4300:127.0.0.1:4300 vps.example.org"),
+        ("vps.example.org", "write it as https://"),
+        ("ftp://vps.example.org", "write it as https://"),
+        ("https://vps.example.org:what", "cannot be read"),
+    ],
+)
+def test_an_address_that_would_show_the_login_or_is_none_is_refused(
+    folder: Path, address: str, says: str
+) -> None:
+    with pytest.raises(InvalidInput, match=says) as refused:
+        _torpor("connect", address)
+    assert "hunter2" not in str(refused.value) and not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"admin/version": '"3.4.1"'}, r"runs Prefect 3\.4\.1, and torpor here 3\."),
+        ({"admin/version": "<html>"}, "not as a Prefect server does"),
+        ({THERE: None}, "without torpor's deployments"),
+    ],
+)
+def test_a_server_that_torpor_cannot_use_is_refused(
+    folder: Path, changes: dict[str, object], says: str
+) -> None:
+    answers = {path: said for path, said in (_healthy() | changes).items() if said is not None}
+    with _answering(answers, LOGIN) as address, pytest.raises(InvalidInput, match=says) as refused:
+        _torpor("connect", address)
+    assert address in str(refused.value) and connection() is None
+
+
+def test_the_login_goes_to_no_other_server_than_the_one_that_was_named(folder: Path) -> None:
+    with (
+        _answering({}, leads_to="https://elsewhere.example.org") as address,
+        pytest.raises(InvalidInput, match=r"leads to https://elsewhere\.example\.org"),
+    ):
+        _torpor("connect", address)
+
+
+def test_a_wrong_login_and_a_server_that_is_away_change_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _answering(_healthy(), LOGIN) as address:
+        _torpor("connect", address)
+        before = (folder / "connection").read_bytes()
+        monkeypatch.setenv("PREFECT_API_AUTH_STRING", "torpor:wrong")
+        with pytest.raises(InvalidInput, match="refuses the login"):
+            _torpor("connect", address)
+        monkeypatch.delenv("PREFECT_API_AUTH_STRING")
+        monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+        with pytest.raises(InvalidInput, match="nobody is at the terminal"):
+            _torpor("connect", address)
+    with pytest.raises(TorporError, match="does not answer"):
+        _torpor("connect", address)
+    assert (folder / "connection").read_bytes() == before
+    assert LOGIN.partition(":")[2] not in "".join(capsys.readouterr())
+
+
+def test_the_login_is_asked_and_kept_for_this_user_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("getpass.getpass", lambda question: LOGIN)
+    with _answering(_healthy(), LOGIN) as address:
+        _torpor("connect", f"{address}/")
+    choice = choose_server()
+    assert choice is not None
+    assert (choice.taken.api_url, choice.taken.login) == (f"{address}/api", LOGIN)
+    assert (folder / "connection").stat().st_mode & 0o077 == 0
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_another_connection_is_replaced_after_a_question_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda asked: "")
+    with _answering(_healthy(), LOGIN) as first, _answering(_healthy(), LOGIN) as second:
+        _torpor("connect", first)
+        _torpor("connect", first)  # again, with a new login say
+        with pytest.raises(RunCancelled, match=f"stays connected to {first}"):
+            _torpor("connect", second)
+        _torpor("connect", second, "--yes")
+        kept = connection()
+        assert kept is not None and kept.api_url == f"{second}/api"
+
+
+def test_a_connection_comes_before_this_hosts_installation_and_goes_without_a_trace(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.mkdir()
+    (folder / "login").write_text("torpor:own\n")
+    (folder / "server.port").write_text("4321\n")
+    own = "http://127.0.0.1:4321/api"
+    with _answering(_healthy(), LOGIN) as address:
+        _torpor("connect", address)
+    choice = choose_server()
+    assert choice is not None and choice.taken.api_url == f"{address}/api"
+    assert f"not {own} " in choice.words and "torpor disconnect" in choice.words
+    with pytest.raises(InvalidInput, match="`torpor disconnect` first"):
+        _torpor("up")  # whose questions would reach the other server
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    other = choose_server()
+    assert other is not None and other.taken.source == "environment"
+    monkeypatch.delenv("PREFECT_API_URL")
+    (folder / "connection").write_text("{")
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        choose_server()  # no other server is taken in its place
+    started = choose_server(connected=False)  # as the supervisor's children
+    assert started is not None and started.taken.api_url == own
+    _torpor("disconnect")
+    assert f"commands use {own}" in capsys.readouterr().out
+    assert sorted(path.name for path in folder.iterdir()) == ["login", "server.port"]
+    with pytest.raises(InvalidInput, match="not connected"):
+        _torpor("disconnect")
+
+
+def test_what_becomes_of_idle_machines_elsewhere_is_not_this_installations_answer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = SimpleNamespace(id=1, parameters={}, paused=False, schedules=[])
+    client = nullcontext(SimpleNamespace(update_deployment=lambda *_: None))
+    monkeypatch.setattr(idle, "get_client", lambda sync_client: client)
+    monkeypatch.setattr(idle, "read_own", lambda client, name: watch)
+    with _answering(_healthy(), LOGIN) as address:
+        _torpor("connect", address)
+    idle.choose(Installation(folder), "hibernate")
+    assert idle.chosen(Installation(folder)) is None
+    _torpor("disconnect")
+    idle.choose(Installation(folder), "hibernate")
+    assert idle.chosen(Installation(folder)) == "hibernate"
+
+
+def test_another_home_without_a_worker_starts_and_follows_what_the_worker_runs(
+    torpor_up: Server, deployed: Deployed, tmp_path: Path
+) -> None:
+    name = "connected"
+    Workspace(name=name).save(name, overwrite=True, _sync=True)
+    home = tmp_path / "home"
+    home.mkdir()
+    ours = ("PREFECT_", "TORPOR_", "XDG_")
+    env = {word: value for word, value in os.environ.items() if not word.startswith(ours)}
+    env["HOME"] = str(home)
+
+    def torpor(*arguments: str, **more: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "torpor_cli", *arguments],
+            cwd=CHECKOUT,
+            env=env | more,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert torpor_up.login.partition(":")[2] not in done.stdout + done.stderr
+        return done.stdout
+
+    torpor("connect", torpor_up.ui_url, PREFECT_API_AUTH_STRING=torpor_up.login)
+    assert deployed.end(deployed.start("create", {"workspace": name}))["state_type"] == "COMPLETED"
+    backup = json.loads(torpor("backup", name, "--detach", "--json"))
+    assert deployed.end(backup["run"])["state_type"] == "COMPLETED"
+    (listed,) = json.loads(torpor("status", name, "--json"))["workspaces"]
+    assert listed["state"] == "awake" and listed["newest"]
+
+    word = secrets.token_hex(4)
+    begun = torpor("job", "run", name, "--yes", "--detach", "--", "echo", word)
+    (job,) = re.findall(r"^job +(\w+)$", begun, re.MULTILINE)
+    assert word in torpor("job", "log", name, job, "-f").splitlines()  # until the job has ended
+    (listed,) = json.loads(torpor("status", name, "--json"))["workspaces"]
+    assert listed["state"] == "asleep"
+    assert {path.name for path in (home / ".local/state/torpor").iterdir()} >= {"connection"}

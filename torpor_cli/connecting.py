@@ -1,0 +1,214 @@
+"""Commands that have this host's command line talk to a Prefect server elsewhere, and that undo it.
+
+Only the server's address and login are kept, in the state folder, where only this user can read
+them. Blocks, schedules and workers stay where the server is.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import sys
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import urlsplit
+
+from cyclopts import Parameter
+
+from deployments.terminal import Waiting, say
+from torpor.control.own_server import (
+    API_URL,
+    CONNECTION_FILE,
+    PROFILE,
+    connection,
+    own_server,
+    state_folder,
+)
+from torpor.shared.errors import InvalidInput, TorporError
+from torpor_cli.question import confirm
+
+if TYPE_CHECKING:
+    import httpx
+
+LOGIN_VARIABLE: Final = "PREFECT_API_AUTH_STRING"
+_OURS: Final = "hibernate/hibernate"
+"""A deployment that every server has where `torpor up` ran."""
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_ANSWERS_S: Final = 15.0
+_UNAUTHORIZED: Final = (401, 403)
+
+Flag = Annotated[bool, Parameter(negative=())]
+
+
+def connect(address: str, *, plain_http: Flag = False, yes: Flag = False) -> None:
+    """Have every command of this host use the Prefect server of a torpor elsewhere.
+
+    torpor connect https://torpor.example.org
+
+    It asks for the server's login, the whole line `user:password`, or reads it from
+    PREFECT_API_AUTH_STRING; a login is never an option. It checks that the server answers, takes
+    the login, and is of a version that this one can talk to. `torpor disconnect` goes back.
+
+    Args:
+        address: The server's address, as the browser has it.
+        plain_http: Send the login and what blocks hold without encryption, as in a network that is
+            encrypted itself.
+        yes: Replace another connection without a question.
+    """
+    api_url = _api_url(address, plain_http=plain_http)
+    folder = state_folder()
+    before = connection(folder, needed=False)  # a damaged one is replaced
+    if before is not None and before.api_url != api_url and not yes:
+        confirm(
+            f"This host is connected to {before.api_url}. Connect it to {api_url} instead?",
+            f"it stays connected to {before.api_url}",
+        )
+    with Waiting(f"asking {api_url}"):
+        asks = _asks_for_login(api_url)
+    login = _login(api_url) if asks else ""
+    with Waiting(f"asking {api_url}"):
+        prefect = _version(api_url, login)
+        _see_that_torpor_is_there(api_url, login)
+    from deployments.installation import write_whole
+
+    kept = {"api_url": api_url, "login": login}
+    write_whole(folder / CONNECTION_FILE, f"{json.dumps(kept)}\n")
+    say(f"connected   {api_url}, Prefect {prefect}")
+    if not asks:
+        say("            it asks for no login: whoever reaches it can use every key in its blocks")
+    say(f"            {folder / CONNECTION_FILE} has its address and login, for you alone")
+    if (own := own_server(folder)) is not None:
+        say(f"            not {own.api_url}, this host's own: its schedules go on where it runs")
+    for variable in (API_URL, PROFILE):
+        if os.environ.get(variable):
+            say(f"torpor: warning: {variable} is set here and comes first: unset it", sys.stderr)
+    say("next        torpor status")
+    say("back        torpor disconnect")
+
+
+def disconnect() -> None:
+    """Undo `torpor connect`: commands use this host's own server again, where it has one."""
+    folder = state_folder()
+    file = folder / CONNECTION_FILE
+    try:
+        file.unlink()
+    except FileNotFoundError:
+        raise InvalidInput(f"this host is not connected: there is no {file}") from None
+    except OSError as error:
+        raise TorporError(f"{file} cannot be deleted: {error.strerror}") from None
+    own = own_server(folder)
+    now = f"commands use {own.api_url}, this host's own" if own else "no server is known here now"
+    say(f"disconnected: {now}. Nothing has changed on the server")
+
+
+def _api_url(address: str, *, plain_http: bool) -> str:
+    """The address of the API there. InvalidInput where the login would be seen on the way, or is
+    part of the address."""
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidInput(f"the address cannot be read: {error}") from None
+    if parts.username is not None or parts.password is not None:
+        raise InvalidInput(
+            "the address has a login in it, which every process of this host can read, and your "
+            f"shell's history: leave it out; torpor asks, or reads {LOGIN_VARIABLE}. Change that "
+            "password"
+        )
+    if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+        raise InvalidInput(
+            f"{address} is no address of a server: write it as https://torpor.example.org, or with "
+            "a port, as https://torpor.example.org:8443"
+        )
+    if parts.scheme == "http" and host not in _LOOPBACK and not plain_http:
+        raise InvalidInput(
+            f"{address} is not encrypted: the login, and the keys that blocks hold, could be read "
+            "on the way. Put HTTPS in front of the server (docs/guide/where-it-runs.md), or use "
+            f"`ssh -L {port or 4200}:127.0.0.1:{port or 4200} {host}` and connect to "
+            f"http://127.0.0.1:{port or 4200}. --plain-http takes it all the same"
+        )
+    path = parts.path.rstrip("/")
+    return f"{parts.scheme}://{parts.netloc}{path.removesuffix('/api')}/api"
+
+
+def _login(api_url: str) -> str:
+    """From the environment or the terminal, never from an argument."""
+    login = os.environ.get(LOGIN_VARIABLE, "").strip()
+    if not login:
+        if not sys.stdin.isatty():
+            raise InvalidInput(
+                f"{api_url} asks for a login, and nobody is at the terminal: set {LOGIN_VARIABLE} "
+                "to the line user:password"
+            )
+        login = getpass.getpass(f"Login of {api_url}, as user:password: ").strip()
+    user, colon, password = login.partition(":")
+    if not (user and colon and password):
+        raise InvalidInput(
+            "a login is the whole line user:password. Where `torpor up` runs, it is in "
+            "~/.local/state/torpor/login"
+        )
+    return login
+
+
+def _asks_for_login(api_url: str) -> bool:
+    return _get(api_url, "admin/version", "").status_code in _UNAUTHORIZED
+
+
+def _version(api_url: str, login: str) -> str:
+    """Prefect's version there. InvalidInput where it refuses the login, is no Prefect server, or of
+    a version that this one does not talk to."""
+    answer = _get(api_url, "admin/version", login)
+    if answer.status_code in _UNAUTHORIZED:
+        raise InvalidInput(
+            f"{api_url} refuses the login ({answer.status_code}): it is the whole line "
+            "user:password. Where `torpor up` runs, it is in ~/.local/state/torpor/login. Nothing "
+            "was changed here"
+        )
+    if answer.is_redirect:
+        raise InvalidInput(
+            f"{api_url} leads to {answer.headers.get('location', 'another address')}: connect to "
+            "that server by its own address. Nothing was changed here"
+        )
+    try:
+        found = answer.json() if answer.is_success else None
+    except ValueError:
+        found = None
+    if not isinstance(found, str):
+        raise InvalidInput(
+            f"{api_url} answers, and not as a Prefect server does ({answer.status_code} to "
+            "admin/version): check the address and the path, and what stands in front of the "
+            "server. Nothing was changed here"
+        )
+    mine = version("prefect")
+    if found.split(".")[:2] != mine.split(".")[:2]:
+        raise InvalidInput(
+            f"{api_url} runs Prefect {found}, and torpor here {mine}: install the same version of "
+            "torpor here and there (`torpor --version`). Nothing was changed here"
+        )
+    return found
+
+
+def _see_that_torpor_is_there(api_url: str, login: str) -> None:
+    answer = _get(api_url, f"deployments/name/{_OURS}", login)
+    if not answer.is_success:
+        raise InvalidInput(
+            f"{api_url} is a Prefect server without torpor's deployments ({answer.status_code}): "
+            "run `torpor up` on the host that is to run them, with PREFECT_API_URL where the "
+            "server is not its own. Nothing was changed here"
+        )
+
+
+def _get(api_url: str, path: str, login: str) -> httpx.Response:
+    import httpx  # a quarter of the time that `torpor --help` takes
+
+    user, _, password = login.partition(":")
+    try:
+        return httpx.get(
+            f"{api_url}/{path}", auth=(user, password) if login else None, timeout=_ANSWERS_S
+        )
+    except httpx.HTTPError as error:
+        raise TorporError(
+            f"{api_url} does not answer ({error}): check the address, that the server runs, and "
+            "that a firewall lets this host in. Nothing was changed here"
+        ) from None
