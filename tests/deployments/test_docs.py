@@ -31,7 +31,8 @@ COMMANDS: Final = PROJECT / "docs" / "guide" / "commands.md"
 TROUBLE: Final = PROJECT / "docs" / "guide" / "troubleshooting.md"
 SAFETY: Final = PROJECT / "docs" / "safety.md"
 RULES: Final = PROJECT / "docs" / "contributing" / "safety.md"
-PAGES: Final = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")])
+EXAMPLES: Final = sorted((PROJECT / "examples").rglob("*.md"))
+PAGES: Final = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md"), *EXAMPLES])
 
 SUBJECTS: Final = {"machines", "jobs", "snapshots", "upkeep", "measuring"}
 """The tags of deployments; each has exactly one."""
@@ -137,7 +138,7 @@ def test_the_first_steps_are_those_that_ci_and_the_first_click_run() -> None:
     assert f'{LOGIN_VARIABLE}="$(cat {login})"' in unattended
 
 
-@pytest.mark.parametrize("page", [README, SAFETY, *GUIDE], ids=_name)
+@pytest.mark.parametrize("page", [README, SAFETY, *GUIDE, *EXAMPLES], ids=_name)
 def test_commands_of_torpor_parse(page: Path) -> None:
     """Each command of a block of code, and each in a sentence, is one that the real app accepts."""
     wrong = [line for line in _commands(page) if not _parses(shlex.split(line, comments=True)[1:])]
@@ -152,7 +153,7 @@ def test_commands_are_found_and_wrong_ones_are_refused() -> None:
 
 
 def test_the_trainjob_of_the_guide_runs_a_command_that_parses() -> None:
-    runtime, job = yaml.safe_load_all((PROJECT / "docs/examples/trainjob.yaml").read_text())
+    runtime, job = yaml.safe_load_all((PROJECT / "examples/two-nodes/trainjob.yaml").read_text())
     (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     (container,) = node["template"]["spec"]["template"]["spec"]["containers"]
     argv = [*container["command"], *job["spec"]["trainer"]["args"]]
@@ -238,7 +239,7 @@ def _commands(page: Path) -> list[str]:
     """The lines that a reader may type which begin with `torpor`."""
     text = page.read_text()
     fenced = "".join(re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
-    lines = re.findall(r"^torpor .+$", fenced, re.MULTILINE)
+    lines = re.findall(r"^(?:\$ )?(torpor .+)$", fenced, re.MULTILINE)
     sentences = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     return lines + re.findall(r"`(torpor [^`]+)`", " ".join(sentences.split()))
 

@@ -29,6 +29,7 @@ from torpor.shared.values import MachineId
 
 pytestmark = [pytest.mark.oracle, pytest.mark.together("frameworks")]
 
+NODES = CHECKOUT / "examples" / "two-nodes"
 FRAMEWORKS = CHECKOUT / ".venv" / "frameworks" / "bin"
 ENVIRONMENT = {
     "PATH": f"{FRAMEWORKS}:{os.environ['PATH']}",
@@ -50,15 +51,16 @@ class Example(NamedTuple):
         return self.command.replace("PORT", str(port))
 
 
+def _of_the_page(program: str, begins: str) -> str:
+    """The line of the examples' page that runs the program, which takes ``STEPS`` steps."""
+    (line,) = re.findall(rf"{begins} .*?{program} {STEPS} \d+", (NODES / "README.md").read_text())
+    return f"exec {line}".replace("29500", "PORT")
+
+
 RAY = Example(
-    "ray_nodes.py", "state.json", f"RAY_PORT=PORT exec python ray_nodes.py {STEPS} 500000"
+    "ray_nodes.py", "state.json", f"RAY_PORT=PORT {_of_the_page('ray_nodes.py', 'python')}"
 )
-TORCH = Example(
-    "torch_nodes.py",
-    "state.pt",
-    "exec torchrun --nnodes $TORPOR_NODES --node-rank $TORPOR_NODE_RANK "
-    f"--master-addr $TORPOR_MASTER --master-port PORT torch_nodes.py {STEPS} 50000",
-)
+TORCH = Example("torch_nodes.py", "state.pt", _of_the_page("torch_nodes.py", "torchrun"))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ TORCH = Example(
 def test_a_lost_machine_of_two_changes_no_result(
     world: World, short_agent: None, tmp_path: Path, example: Example
 ) -> None:
-    program = CHECKOUT / "docs" / "examples" / example.program
+    program = NODES / example.program
     sleeping_with(world, program)
 
     def run() -> JobReport:
