@@ -22,7 +22,9 @@ from torpor.control.own_server import (
     CONNECTION_FILE,
     PROFILE,
     connection,
+    is_this_host,
     own_server,
+    recorded_port,
     state_folder,
 )
 from torpor.shared.errors import InvalidInput, TorporError
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
 LOGIN_VARIABLE: Final = "PREFECT_API_AUTH_STRING"
 _OURS: Final = "hibernate/hibernate"
 """A deployment that every server has where `torpor up` ran."""
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_HERE: Final = 14200
+"""The port of this host that examples of `ssh -L` take: 4200 is the usual one of `torpor up`."""
 _ANSWERS_S: Final = 15.0
 _UNAUTHORIZED: Final = (401, 403)
 
@@ -56,8 +59,8 @@ def connect(address: str, *, plain_http: Flag = False, yes: Flag = False) -> Non
             encrypted itself.
         yes: Replace another connection without a question.
     """
-    api_url = _api_url(address, plain_http=plain_http)
-    folder = state_folder()
+    api_url, folder = _api_url(address, plain_http=plain_http), state_folder()
+    _see_that_it_is_elsewhere(api_url, recorded_port(folder))
     before = connection(folder, needed=False)  # a damaged one is replaced
     if before is not None and before.api_url != api_url and not yes:
         confirm(
@@ -121,15 +124,29 @@ def _api_url(address: str, *, plain_http: bool) -> str:
             f"{address} is no address of a server: write it as https://torpor.example.org, or with "
             "a port, as https://torpor.example.org:8443"
         )
-    if parts.scheme == "http" and host not in _LOOPBACK and not plain_http:
+    if parts.scheme == "http" and not is_this_host(host) and not plain_http:
         raise InvalidInput(
             f"{address} is not encrypted: the login, and the keys that blocks hold, could be read "
             "on the way. Put HTTPS in front of the server (docs/guide/where-it-runs.md), or use "
-            f"`ssh -L {port or 4200}:127.0.0.1:{port or 4200} {host}` and connect to "
-            f"http://127.0.0.1:{port or 4200}. --plain-http takes it all the same"
+            f"`ssh -N -L {_HERE}:127.0.0.1:{port or 4200} {host}` and connect to "
+            f"http://127.0.0.1:{_HERE}. --plain-http takes it all the same"
         )
     path = parts.path.rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path.removesuffix('/api')}/api"
+
+
+def _see_that_it_is_elsewhere(api_url: str, own_port: int | None) -> None:
+    """InvalidInput for the address of this host's own server: where `ssh -L` listens at that port,
+    one address would be two servers, and each would get the other one's password."""
+    parts = urlsplit(api_url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    if port == own_port and is_this_host(parts.hostname or ""):
+        other = _HERE if port != _HERE else _HERE + 1
+        raise InvalidInput(
+            f"{api_url} is the address of this host's own server, which commands use without "
+            "`torpor connect`. For a server elsewhere, have `ssh` listen at another port: `ssh -N "
+            f"-L {other}:127.0.0.1:4200 you@vps`, then `torpor connect http://127.0.0.1:{other}`"
+        )
 
 
 def _login(api_url: str) -> str:

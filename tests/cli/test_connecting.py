@@ -79,6 +79,13 @@ def _answering(answers: Mapping[str, object], login: str = "", leads_to: str = "
             serving.join()
 
 
+def _installed(folder: Path, port: int) -> None:
+    """What the first start of an installation leaves."""
+    folder.mkdir(exist_ok=True)
+    (folder / "login").write_text("torpor:own\n")
+    (folder / "server.port").write_text(f"{port}\n")
+
+
 def _torpor(*arguments: str) -> None:
     app([*arguments], exit_on_error=False, print_error=False)
 
@@ -91,7 +98,7 @@ def _healthy() -> dict[str, object]:
     ("address", "says"),
     [
         ("https://me:hunter2@vps.example.org", "has a login in it"),
-        ("http://vps.example.org:4300", "ssh -L 4300:127.0.0.1:4300 vps.example.org"),
+        ("http://vps.example.org:4300", "ssh -N -L 14200:127.0.0.1:4300 vps.example.org"),
         ("vps.example.org", "write it as https://"),
         ("ftp://vps.example.org", "write it as https://"),
         ("https://vps.example.org:what", "cannot be read"),
@@ -103,6 +110,27 @@ def test_an_address_that_would_show_the_login_or_is_none_is_refused(
     with pytest.raises(InvalidInput, match=says) as refused:
         _torpor("connect", address)
     assert "hunter2" not in str(refused.value) and not folder.exists()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.1", "[::ffff:127.0.0.1]"])
+def test_the_address_of_this_hosts_own_server_is_refused_with_another_port(
+    folder: Path, host: str
+) -> None:
+    _installed(folder, 4200)
+    says = "own server.*ssh -N -L 14200:127.0.0.1:4200 .*connect http://127.0.0.1:14200"
+    with pytest.raises(InvalidInput, match=says):
+        _torpor("connect", f"http://{host}:4200")
+    assert connection() is None
+
+
+def test_a_server_elsewhere_never_gets_the_password_of_the_installation(folder: Path) -> None:
+    """An installation may come to have the address that `ssh -L` listens at."""
+    with _answering(_healthy(), LOGIN) as address:
+        _torpor("connect", address)
+        _installed(folder, int(address.rpartition(":")[2]))
+        choice = choose_server()
+    assert choice is not None
+    assert (choice.taken.source, choice.taken.login) == ("connection", LOGIN)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +210,7 @@ def test_another_connection_is_replaced_after_a_question_only(
 def test_a_connection_comes_before_this_hosts_installation_and_goes_without_a_trace(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder.mkdir()
-    (folder / "login").write_text("torpor:own\n")
-    (folder / "server.port").write_text("4321\n")
+    _installed(folder, 4321)
     own = "http://127.0.0.1:4321/api"
     with _answering(_healthy(), LOGIN) as address:
         _torpor("connect", address)

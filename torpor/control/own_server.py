@@ -89,6 +89,27 @@ def recorded_port(folder: Path) -> int | None:
         return None
 
 
+def is_this_host(host: str) -> bool:
+    """Whether an address of this host, such as localhost, 127.0.0.1 or ::1, is meant. No name is
+    looked up."""
+    import socket  # `ssh` waits for each import
+    from ipaddress import IPv6Address, ip_address
+
+    host = host.lower().rstrip(".")
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        try:
+            address = ip_address(socket.inet_aton(host))  # 127.1 is 127.0.0.1
+        except OSError:
+            return False
+    if isinstance(address, IPv6Address):
+        address = address.ipv4_mapped or address
+    return address.is_loopback or address.is_unspecified
+
+
 def own_server(folder: Path | None = None) -> OwnServer | None:
     """The server of this user's installation, running or not; None where there is none."""
     folder = folder or state_folder()
@@ -151,13 +172,14 @@ def choose_server(
 
 
 def choice_of(candidates: Sequence[Candidate]) -> ServerChoice | None:
-    """The first of them; one that names the installation's server is the installation, and one that
-    names the server of `torpor connect` is that."""
+    """The first of them. Where that is an address of Prefect's settings, it is the installation or
+    the server of `torpor connect` that has this address, with its login."""
     if not candidates:
         return None
-    first = candidates[0]
-    same = {one.source: one for one in candidates if one.api_url == first.api_url}
-    taken = same.get("installation") or same.get("connection") or first
+    taken = first = candidates[0]
+    if first.source != "connection":  # else another server would get the installation's password
+        same = {one.source: one for one in candidates if one.api_url == first.api_url}
+        taken = same.get("installation") or same.get("connection") or first
     return ServerChoice(taken, tuple(one for one in candidates if one.api_url != first.api_url))
 
 
