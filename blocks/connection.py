@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import os
 from typing import Final
+from urllib.parse import urlsplit
 
 import prefect.context
 from prefect.settings import Settings, get_current_settings
 
-from torpor.control.own_server import API_URL, announce, choose_server
+from torpor.control.own_server import (
+    API_URL,
+    Candidate,
+    announce,
+    choose_server,
+    is_this_host,
+    without_proxy,
+)
 
 LOGIN: Final = "PREFECT_API_AUTH_STRING"
 
@@ -21,6 +29,7 @@ def connect() -> None:
         return
     announce(choice)
     taken = choice.taken
+    _keep_from_proxies(taken)
     if taken.source not in ("installation", "connection"):
         return  # Prefect's settings have it, with its login
     if os.environ.get(API_URL) == taken.api_url and LOGIN in os.environ:
@@ -30,6 +39,14 @@ def connect() -> None:
     if taken.login:  # a server elsewhere may ask for none
         os.environ[LOGIN] = taken.login
     prefect.context.refresh_global_settings_context()
+
+
+def _keep_from_proxies(taken: Candidate) -> None:
+    """No proxy gets what is sent without encryption: a login, and what blocks hold."""
+    parts = urlsplit(taken.api_url)
+    host = parts.hostname or ""
+    if is_this_host(host) or (taken.source == "connection" and parts.scheme == "http"):
+        os.environ.update(without_proxy(host))
 
 
 def prefect_settings() -> Settings:

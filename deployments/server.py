@@ -25,6 +25,7 @@ from torpor.control.own_server import (
     choice_of,
     choose_server,
     recorded_port,
+    without_proxy,
 )
 from torpor.control.ports import free_ports, holder, is_free
 from torpor.control.supervision import living
@@ -140,7 +141,7 @@ def environment(installation: Installation, server: Server) -> dict[str, str]:
             "PREFECT_SERVER_UI_API_URL": server.api_url,
             # The default is any origin: a page in the user's browser could read the blocks.
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": server.ui_url,
-            "NO_PROXY": ",".join(part for part in (HOST, os.environ.get("NO_PROXY")) if part),
+            **without_proxy(HOST),
         }
     return env
 

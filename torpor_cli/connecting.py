@@ -56,7 +56,7 @@ def connect(address: str, *, plain_http: Flag = False, yes: Flag = False) -> Non
     Args:
         address: The server's address, as the browser has it.
         plain_http: Send the login and what blocks hold without encryption, as in a network that is
-            encrypted itself.
+            encrypted itself. A proxy that the environment names is not used then.
         yes: Replace another connection without a question.
     """
     api_url, folder = _api_url(address, plain_http=plain_http), state_folder()
@@ -222,7 +222,10 @@ def _get(api_url: str, path: str, login: str) -> httpx.Response:
     user, _, password = login.partition(":")
     try:
         return httpx.get(
-            f"{api_url}/{path}", auth=(user, password) if login else None, timeout=_ANSWERS_S
+            f"{api_url}/{path}",
+            auth=(user, password) if login else None,
+            timeout=_ANSWERS_S,
+            trust_env=api_url.startswith("https:"),  # no proxy gets a login without encryption
         )
     except httpx.HTTPError as error:
         raise TorporError(

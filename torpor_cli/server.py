@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
+from urllib.parse import urlsplit
 
 from deployments.installation import Installation, cache_folder
 from deployments.terminal import Waiting
-from torpor.control.own_server import choose_server
+from torpor.control.own_server import choose_server, is_this_host
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor_cli.output import quiet
 
@@ -71,7 +72,8 @@ def _choose_folders() -> bool:
 
 def _check(api_url: str, login: str, key: str, *, elsewhere: bool) -> None:
     user, _, password = login.partition(":")
-    ours = api_url.startswith(("http://127.0.0.1", "http://localhost"))
+    parts = urlsplit(api_url)
+    ours = parts.scheme == "http" and is_this_host(parts.hostname or "")
     next_step = "run `torpor up`" if ours else "check PREFECT_API_URL, and that the server runs"
     of_login = "set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY for Prefect Cloud"
     if elsewhere:
@@ -89,7 +91,8 @@ def _check(api_url: str, login: str, key: str, *, elsewhere: bool) -> None:
             auth=(user, password) if login else None,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=_ANSWERS_S,
-            trust_env=not ours,
+            # No proxy gets a login without encryption, of `torpor connect` neither.
+            trust_env=not ours and not (elsewhere and parts.scheme == "http"),
             verify=not ours,  # no TLS there, and the CA roots take 25 ms to read
         )
     except httpx.HTTPError as error:

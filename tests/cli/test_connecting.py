@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
@@ -48,14 +49,49 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state"
 
 
+BY_FLOW = """
+import blocks
+from blocks.reference import saved_names
+assert saved_names(blocks.Workspace) == []
+"""
+BY_COMMAND = f"""
+from torpor_cli.server import connected
+with connected():{BY_FLOW.replace(chr(10), chr(10) + "    ")}
+"""
+"""A request to the server that is meant, by a command, and by a flow that Python calls."""
+
+
+def _python(folder: Path, asks: str) -> None:
+    """Run it in a new process, in a folder of a user's project."""
+    (project := folder.with_name("project")).mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-c", asks],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @contextmanager
-def _answering(answers: Mapping[str, object], login: str = "", leads_to: str = "") -> Iterator[str]:
-    """A server that has these answers below /api, for whoever has the login; its address."""
+def _answering(
+    answers: Mapping[str, object],
+    login: str = "",
+    leads_to: str = "",
+    asked: list[Message] | None = None,
+) -> Iterator[str]:
+    """A server that has these answers below /api, for whoever has the login; its address. ``asked``
+    gets the headers of each request."""
     wanted = f"Basic {base64.b64encode(login.encode()).decode()}"
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             path = self.path.removeprefix("/api/")
+            if asked is not None:
+                asked.append(self.headers)
             if leads_to:
                 self.send_response(308)
                 self.send_header("Location", leads_to)
@@ -156,6 +192,25 @@ def test_the_login_goes_to_no_other_server_than_the_one_that_was_named(folder: P
         pytest.raises(InvalidInput, match=r"leads to https://elsewhere\.example\.org"),
     ):
         _torpor("connect", address)
+
+
+@pytest.mark.parametrize("excepted", [{}, {"no_proxy": "other.example.org"}, {"NO_PROXY": "*"}])
+def test_a_proxy_gets_nothing_of_a_server_behind_ssh(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, excepted: dict[str, str]
+) -> None:
+    """What comes to 127.0.0.1 is not encrypted: a proxy would read the login."""
+    asked: list[Message] = []
+    with _answering({}, asked=asked) as proxy, _answering(_healthy(), LOGIN) as address:
+        for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy)
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in excepted.items():
+            monkeypatch.setenv(name, value)
+        _torpor("connect", address)
+        for asks in (BY_COMMAND, BY_FLOW):
+            _python(folder, asks)
+    assert asked == []
 
 
 def test_a_wrong_login_and_a_server_that_is_away_change_nothing(

@@ -110,6 +110,15 @@ def is_this_host(host: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
+def without_proxy(host: str) -> dict[str, str]:
+    """The variables with which this process reaches that host itself, whatever proxy its
+    environment names. The small ones come first where both are set, and `*` stands alone."""
+    names = ("no_proxy", "NO_PROXY")
+    kept = {one.strip() for name in names for one in os.environ.get(name, "").split(",")} - {""}
+    listed = "*" if "*" in kept else ",".join(sorted({host, *kept}))
+    return dict.fromkeys(names, listed)
+
+
 def own_server(folder: Path | None = None) -> OwnServer | None:
     """The server of this user's installation, running or not; None where there is none."""
     folder = folder or state_folder()
