@@ -15,6 +15,7 @@ from torpor.control.own_server import (
     announce,
     choose_server,
     is_this_host,
+    set_apart,
     without_proxy,
 )
 
@@ -32,13 +33,15 @@ def connect() -> None:
     _keep_from_proxies(taken)
     if taken.source not in ("installation", "connection"):
         return  # Prefect's settings have it, with its login
-    if os.environ.get(API_URL) == taken.api_url and LOGIN in os.environ:
+    if taken.source == "connection":
+        set_apart()
+    elif os.environ.get(API_URL) == taken.api_url and LOGIN in os.environ:
         return
     os.environ[API_URL] = taken.api_url
-    os.environ.pop(LOGIN, None)
-    if taken.login:  # a server elsewhere may ask for none
-        os.environ[LOGIN] = taken.login
+    os.environ[LOGIN] = taken.login  # empty for a server elsewhere that asks for none
     prefect.context.refresh_global_settings_context()
+    if taken.source == "connection":  # a prefect.toml adds to the variable, which is empty
+        get_current_settings().client.custom_headers.clear()
 
 
 def _keep_from_proxies(taken: Candidate) -> None:

@@ -19,6 +19,7 @@ from cyclopts import Parameter
 from deployments.terminal import Waiting, say
 from torpor.control.own_server import (
     API_URL,
+    CONNECTED_FOLDER,
     CONNECTION_FILE,
     PROFILE,
     connection,
@@ -27,6 +28,7 @@ from torpor.control.own_server import (
     recorded_port,
     state_folder,
 )
+from torpor.control.providers.removal import remove_tree
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor_cli.question import confirm
 
@@ -100,6 +102,7 @@ def disconnect() -> None:
         raise InvalidInput(f"this host is not connected: there is no {file}") from None
     except OSError as error:
         raise TorporError(f"{file} cannot be deleted: {error.strerror}") from None
+    remove_tree(folder / CONNECTED_FOLDER)
     own = own_server(folder)
     now = f"commands use {own.api_url}, this host's own" if own else "no server is known here now"
     say(f"disconnected: {now}. Nothing has changed on the server")

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from deployments.installation import Installation, cache_folder
 from deployments.terminal import Waiting
-from torpor.control.own_server import choose_server, is_this_host
+from torpor.control.own_server import choose_server, is_this_host, set_apart
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor_cli.output import quiet
 
@@ -67,6 +67,8 @@ def _choose_folders() -> bool:
         installation = Installation.here()
         os.environ.setdefault("PREFECT_HOME", str(installation.prefect_home))
         os.environ.setdefault("XDG_CACHE_HOME", str(cache_folder(installation.folder / "cache")))
+    elif choice.taken.source == "connection":
+        set_apart()
     return choice.taken.source == "connection"
 
 

@@ -58,6 +58,10 @@ BY_COMMAND = f"""
 from torpor_cli.server import connected
 with connected():{BY_FLOW.replace(chr(10), chr(10) + "    ")}
 """
+VERIFIES = """
+from prefect.settings import get_current_settings
+assert get_current_settings().api.tls_insecure_skip_verify is False
+"""
 """A request to the server that is meant, by a command, and by a flow that Python calls."""
 
 
@@ -211,6 +215,45 @@ def test_a_proxy_gets_nothing_of_a_server_behind_ssh(
         for asks in (BY_COMMAND, BY_FLOW):
             _python(folder, asks)
     assert asked == []
+
+
+@pytest.mark.parametrize("asks", [BY_COMMAND, BY_FLOW], ids=["command", "flow"])
+@pytest.mark.parametrize("login", [LOGIN, ""], ids=["login", "no login"])
+def test_no_secret_of_the_users_own_prefect_goes_to_the_server(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, login: str, asks: str
+) -> None:
+    """Each place that Prefect takes settings from holds what is for another server."""
+    asked: list[Message] = []
+    settings = {
+        "PREFECT_API_AUTH_STRING": "me:hunter2",
+        "PREFECT_API_KEY": "pnu_hunter2",
+        "PREFECT_API_TLS_INSECURE_SKIP_VERIFY": "true",
+        "PREFECT_CLIENT_CUSTOM_HEADERS": '{"X-Access": "hunter2"}',
+    }
+    home, project = folder.with_name("prefect"), folder.with_name("project")
+    home.mkdir(exist_ok=True)
+    profile = "".join(f"{name} = '{value}'\n" for name, value in settings.items())
+    (home / "profiles.toml").write_text(f"active = 'cloud'\n[profiles.cloud]\n{profile}")
+    project.mkdir()
+    (project / ".env").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    (project / "prefect.toml").write_text(
+        "[api]\nkey = 'hunter2'\nauth_string = 'me:hunter2'\ntls_insecure_skip_verify = true\n"
+        "[client.custom_headers]\nX-Access = 'hunter2'\n"
+    )
+    with _answering(_healthy(), login, asked=asked) as address:
+        _torpor("connect", address)
+        monkeypatch.delenv("PREFECT_API_AUTH_STRING")
+        _python(folder, asks + VERIFIES)
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("PREFECT_PROFILE", "cloud")
+        _python(folder, asks + VERIFIES)
+    sent = {headers.get("Authorization") for headers in asked}
+    right = f"Basic {base64.b64encode(login.encode()).decode()}"
+    assert sent == ({None, right} if login else {None})  # without it, `connect` sees if it is asked
+    assert "X-Access" not in {name for headers in asked for name in headers}
+    _torpor("disconnect")
+    assert [*folder.iterdir()] == []
 
 
 def test_a_wrong_login_and_a_server_that_is_away_change_nothing(

@@ -19,8 +19,19 @@ PORT_FILE: Final = "server.port"
 LOGIN_FILE: Final = "login"
 CONNECTION_FILE: Final = "connection"
 """What `torpor connect` leaves in the folder: a server elsewhere, and its login."""
+CONNECTED_FOLDER: Final = "connected"
+"""Prefect's own files while the server of `torpor connect` is meant."""
 API_URL: Final = "PREFECT_API_URL"
 PROFILE: Final = "PREFECT_PROFILE"
+
+_USERS_OWN: Final = {
+    "PREFECT_API_AUTH_STRING": "",
+    "PREFECT_API_KEY": "",
+    "PREFECT_CLIENT_CUSTOM_HEADERS": "{}",
+    "PREFECT_API_TLS_INSECURE_SKIP_VERIFY": "false",
+}
+"""What the user's settings for other servers must not have at the one of `torpor connect`. Set, as
+a variable alone counts more than a prefect.toml, a pyproject.toml or an .env of the folder."""
 
 _announced: set[str] = set()
 
@@ -190,6 +201,16 @@ def choice_of(candidates: Sequence[Candidate]) -> ServerChoice | None:
         same = {one.source: one for one in candidates if one.api_url == first.api_url}
         taken = same.get("installation") or same.get("connection") or first
     return ServerChoice(taken, tuple(one for one in candidates if one.api_url != first.api_url))
+
+
+def set_apart() -> None:
+    """Have Prefect in this process, and in those that it starts, take nothing of its user's
+    profiles and settings to the server of `torpor connect`: they hold keys of other servers."""
+    home = state_folder() / CONNECTED_FOLDER
+    os.environ.pop(PROFILE, None)
+    os.environ["PREFECT_HOME"] = str(home)
+    os.environ["PREFECT_PROFILES_PATH"] = str(home / "profiles.toml")  # there is none
+    os.environ.update(_USERS_OWN)
 
 
 def announce(choice: ServerChoice) -> None:
