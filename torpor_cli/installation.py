@@ -116,12 +116,12 @@ def down(
         yes: Do not ask, and do not look whether machines are rented.
     """
     from deployments.down import down as end
-    from deployments.down import own_server, runs
+    from deployments.down import runs, served
     from deployments.installation import Installation
 
     installation = Installation.here()
     if not yes and runs(installation):
-        _ask_to_leave_rented(own_server(installation))
+        _ask_to_leave_rented(served(installation))
     said = StringIO()
     try:
         with Waiting("ending workers, store and Prefect server"), redirect_stdout(said):
@@ -131,17 +131,23 @@ def down(
             say(words)
 
 
-def _ask_to_leave_rented(own: str | None) -> None:
-    """Ask before rented machines lose those who look after them. ``own``: the installation's server
-    where it runs. InvalidInput if nobody can answer, RunCancelled after a no."""
-    from torpor.control.own_server import API_URL
+def _ask_to_leave_rented(served: str | None) -> None:
+    """Ask before rented machines lose those who look after them. ``served``: the server of what is
+    about to end, where that is known. InvalidInput if nobody can answer, RunCancelled after a
+    no."""
+    from torpor.control.own_server import API_URL, choose_server
     from torpor_cli.output import print_rows
     from torpor_cli.question import agrees
     from torpor_cli.server import connected
 
-    if own:
-        os.environ[API_URL] = own  # whatever else this shell means: this one is about to end
     try:
+        if served:
+            os.environ[API_URL] = served  # whatever else this shell means: what serves it ends now
+        elif (choice := choose_server()) and choice.taken.source == "connection":
+            raise InvalidInput(  # noqa: TRY301 - as any other reason
+                "which server the workers of this host serve is not known, and "
+                f"{choice.taken.api_url}, which `torpor connect` chose, knows nothing of them"
+            )
         with connected():
             from tasks.rented import rented_now
 
