@@ -30,6 +30,7 @@ from torpor.control.own_server import (
 )
 from torpor.control.providers.removal import remove_tree
 from torpor.shared.errors import InvalidInput, TorporError
+from torpor_cli.installation import Idle
 from torpor_cli.question import confirm
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 LOGIN_VARIABLE: Final = "PREFECT_API_AUTH_STRING"
 _OURS: Final = "hibernate/hibernate"
 """A deployment that every server has where `torpor up` ran."""
+_WATCH: Final = "watch/watch"
 _HERE: Final = 14200
 """The port of this host that examples of `ssh -L` take: 4200 is the usual one of `torpor up`."""
 _ANSWERS_S: Final = 15.0
@@ -46,7 +48,9 @@ _UNAUTHORIZED: Final = (401, 403)
 Flag = Annotated[bool, Parameter(negative=())]
 
 
-def connect(address: str, *, plain_http: Flag = False, yes: Flag = False) -> None:
+def connect(
+    address: str, *, plain_http: Flag = False, idle: Idle | None = None, yes: Flag = False
+) -> None:
     """Have every command of this host use the Prefect server of a torpor elsewhere.
 
     torpor connect https://torpor.example.org
@@ -59,6 +63,7 @@ def connect(address: str, *, plain_http: Flag = False, yes: Flag = False) -> Non
         address: The server's address, as the browser has it.
         plain_http: Send the login and what blocks hold without encryption, as in a network that is
             encrypted itself. A proxy that the environment names is not used then.
+        idle: What becomes of idle machines there: watch hibernates them, reports them, or is off.
         yes: Replace another connection without a question.
     """
     api_url, folder = _api_url(address, plain_http=plain_http), state_folder()
@@ -88,6 +93,15 @@ def connect(address: str, *, plain_http: Flag = False, yes: Flag = False) -> Non
     for variable in (API_URL, PROFILE):
         if os.environ.get(variable):
             say(f"torpor: warning: {variable} is set here and comes first: unset it", sys.stderr)
+    if idle is not None:
+        _choose(idle)
+    elif not _is_watched(api_url, login):
+        say(
+            f"torpor: warning: watch is off at {api_url}, so nobody looks after machines: an idle "
+            "one costs money, budgets stop nothing, and no job continues by itself. `torpor "
+            f"connect {address} --idle hibernate`, or report, switches it on",
+            sys.stderr,
+        )
     say("next        torpor status")
     say("back        torpor disconnect")
 
@@ -217,6 +231,25 @@ def _see_that_torpor_is_there(api_url: str, login: str) -> None:
             "run `torpor up` on the host that is to run them, with PREFECT_API_URL where the "
             "server is not its own. Nothing was changed here"
         )
+
+
+def _is_watched(api_url: str, login: str) -> bool:
+    """Whether the schedule of watch is on there."""
+    answer = _get(api_url, f"deployments/name/{_WATCH}", login)
+    watch = answer.json() if answer.is_success else {}
+    schedules = watch.get("schedules") or []
+    return not watch.get("paused", True) and any(one.get("active") for one in schedules)
+
+
+def _choose(idle: Idle) -> None:
+    from torpor_cli.server import connected
+
+    with connected():
+        from deployments import idle as choice
+        from deployments.installation import Installation
+
+        choice.choose(Installation.here(), idle)
+        say(f"idle        {choice.SAYS[idle]}")
 
 
 def _get(api_url: str, path: str, login: str) -> httpx.Response:

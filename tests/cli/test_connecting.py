@@ -290,6 +290,23 @@ def test_the_login_is_asked_and_kept_for_this_user_alone(
     assert folder.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize(
+    ("paused", "active", "warns"), [(False, True, False), (True, True, True), (False, False, True)]
+)
+def test_it_warns_where_nobody_looks_after_machines_there(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    paused: bool,
+    active: bool,
+    warns: bool,
+) -> None:
+    watch = json.dumps({"paused": paused, "schedules": [{"active": active}]})
+    with _answering({**_healthy(), "deployments/name/watch/watch": watch}, LOGIN) as address:
+        _torpor("connect", address)
+    said = capsys.readouterr().err
+    assert (f"`torpor connect {address} --idle hibernate`" in said) == warns
+
+
 def test_another_connection_is_replaced_after_a_question_only(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,7 +392,8 @@ def test_another_home_without_a_worker_starts_and_follows_what_the_worker_runs(
         assert torpor_up.login.partition(":")[2] not in done.stdout + done.stderr
         return done.stdout
 
-    torpor("connect", torpor_up.ui_url, PREFECT_API_AUTH_STRING=torpor_up.login)
+    login = {"PREFECT_API_AUTH_STRING": torpor_up.login}
+    assert "nobody looks" in torpor("connect", torpor_up.ui_url, "--idle=off", **login)
     assert deployed.end(deployed.start("create", {"workspace": name}))["state_type"] == "COMPLETED"
     backup = json.loads(torpor("backup", name, "--detach", "--json"))
     assert deployed.end(backup["run"])["state_type"] == "COMPLETED"

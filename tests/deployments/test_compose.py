@@ -49,8 +49,13 @@ def test_each_pool_has_a_worker_as_in_the_chart_and_none_may_write_its_root() ->
         assert worker["read_only"] and worker["cap_drop"] == ["ALL"]
         assert worker["depends_on"] == {"register": {"condition": "service_completed_successfully"}}
     assert pools == {pool.name for pool in POOLS}
-    (teams,) = services["register"]["command"]
+    teams, *switches = services["register"]["command"]
     assert read_teams(CHECKOUT / Path(teams).relative_to("/opt/torpor")) == []
+    assert _example()["TORPOR_IDLE"] in ("hibernate", "report")  # else nothing looks after machines
+    assert switches == [
+        "--idle=${TORPOR_IDLE:?hibernate, report or off}",
+        "--nightly=${TORPOR_NIGHTLY:?on or off}",
+    ]
 
 
 def _example() -> dict[str, str]:
