@@ -18,6 +18,7 @@ from torpor.control.own_server import (
     set_apart,
     without_proxy,
 )
+from torpor.shared.errors import InvalidInput
 
 LOGIN: Final = "PREFECT_API_AUTH_STRING"
 
@@ -55,6 +56,19 @@ def _keep_from_proxies(taken: Candidate) -> None:
 def prefect_settings() -> Settings:
     """Prefect's settings, after the choice of the server."""
     return get_current_settings()
+
+
+def see_that_it_is_of_this_host(what: str) -> None:
+    """InvalidInput where `torpor connect` chose a server: ``what`` its block names is on the host
+    of that server, and this host has another one under the same address or path, or none."""
+    choice = choose_server(set_in=get_current_settings().api.url or "")
+    if choice is not None and choice.taken.source == "connection":
+        raise InvalidInput(
+            f"{what} is on the host of the server {choice.taken.api_url}, which `torpor connect` "
+            "chose, and this command runs on another host: add --detach, where the command has it, "
+            "so that the worker there does it; or run it on that host; or give the workspace a "
+            "bucket and a market, which both hosts reach (`torpor init`, `torpor edit`)"
+        )
 
 
 def server_in_use() -> str:

@@ -20,7 +20,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from blocks import Workspace
+from blocks import LocalProvider, ObjectStore, Workspace
+from blocks.access_keys import AccessKeys
 from deployments import idle
 from deployments.installation import CHECKOUT, Installation
 from deployments.server import Server
@@ -366,6 +367,39 @@ def test_what_becomes_of_idle_machines_elsewhere_is_not_this_installations_answe
     assert idle.chosen(Installation(folder)) == "hibernate"
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "there"),
+    [
+        ("http://127.0.0.1:8333", True),
+        ("http://localhost:8333", True),
+        ("http://[::1]:8333", True),
+        ("https://s3.example.org", False),
+    ],
+)
+def test_what_is_on_the_servers_host_is_refused_here_and_what_both_reach_is_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str, there: bool
+) -> None:
+    """The path of the machines and the store's address are others on this host."""
+    keys = AccessKeys("id", "secret", None, "", None, False)
+    monkeypatch.setattr("blocks.object_store.access_keys", lambda reference, of: keys)
+    store = ObjectStore(
+        flavour="other",
+        bucket="torpor",
+        endpoint_url=endpoint,
+        encryption_key=ObjectStore.new_encryption_key(),
+    )
+    machines = LocalProvider(folder=str(folder.with_name("machines")))
+    store.open()
+    machines.open()
+    with _answering(_healthy(), LOGIN) as address:
+        _torpor("connect", address)
+    refused = pytest.raises(InvalidInput, match=rf"{address}/api.*`torpor connect`.*add --detach")
+    with refused if there else nullcontext():
+        store.open()
+    with refused:
+        machines.open()
+
+
 def test_another_home_without_a_worker_starts_and_follows_what_the_worker_runs(
     torpor_up: Server, deployed: Deployed, tmp_path: Path
 ) -> None:
@@ -377,7 +411,7 @@ def test_another_home_without_a_worker_starts_and_follows_what_the_worker_runs(
     env = {word: value for word, value in os.environ.items() if not word.startswith(ours)}
     env["HOME"] = str(home)
 
-    def torpor(*arguments: str, **more: str) -> str:
+    def ended(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "torpor_cli", *arguments],
             cwd=CHECKOUT,
@@ -388,22 +422,30 @@ def test_another_home_without_a_worker_starts_and_follows_what_the_worker_runs(
             timeout=PATIENCE_S,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
         assert torpor_up.login.partition(":")[2] not in done.stdout + done.stderr
+        return done
+
+    def torpor(*arguments: str, **more: str) -> str:
+        done = ended(*arguments, **more)
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     login = {"PREFECT_API_AUTH_STRING": torpor_up.login}
     assert "nobody looks" in torpor("connect", torpor_up.ui_url, "--idle=off", **login)
     assert deployed.end(deployed.start("create", {"workspace": name}))["state_type"] == "COMPLETED"
+    # The store and the machines are those of the worker's host: here, others have their addresses.
+    for refused in (["snapshots", name], ["offers", name], ["wake", name]):
+        assert "add --detach" in ended(*refused).stderr, refused
     backup = json.loads(torpor("backup", name, "--detach", "--json"))
     assert deployed.end(backup["run"])["state_type"] == "COMPLETED"
-    (listed,) = json.loads(torpor("status", name, "--json"))["workspaces"]
-    assert listed["state"] == "awake" and listed["newest"]
 
     word = secrets.token_hex(4)
     begun = torpor("job", "run", name, "--yes", "--detach", "--", "echo", word)
     (job,) = re.findall(r"^job +(\w+)$", begun, re.MULTILINE)
-    assert word in torpor("job", "log", name, job, "-f").splitlines()  # until the job has ended
-    (listed,) = json.loads(torpor("status", name, "--json"))["workspaces"]
-    assert listed["state"] == "asleep"
     assert {path.name for path in (home / ".local/state/torpor").iterdir()} >= {"connection"}
+    torpor("disconnect")
+    # Whoever names the server says that this is the host of its store, as here.
+    named = {**login, "PREFECT_API_URL": torpor_up.api_url}
+    assert word in torpor("job", "log", name, job, "-f", **named).splitlines()  # until it has ended
+    (listed,) = json.loads(torpor("status", name, "--json", **named))["workspaces"]
+    assert (listed["state"], bool(listed["newest"])) == ("asleep", True)
