@@ -32,6 +32,7 @@ from torpor.control.providers.removal import remove_tree
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor_cli.installation import Idle
 from torpor_cli.question import confirm
+from torpor_cli.server import CERTIFICATES, authorities, connected, unanswered
 
 if TYPE_CHECKING:
     import httpx
@@ -242,8 +243,6 @@ def _is_watched(api_url: str, login: str) -> bool:
 
 
 def _choose(idle: Idle) -> None:
-    from torpor_cli.server import connected
-
     with connected():
         from deployments import idle as choice
         from deployments.installation import Installation
@@ -262,9 +261,10 @@ def _get(api_url: str, path: str, login: str) -> httpx.Response:
             auth=(user, password) if login else None,
             timeout=_ANSWERS_S,
             trust_env=api_url.startswith("https:"),  # no proxy gets a login without encryption
+            verify=authorities(os.environ.get(CERTIFICATES)),
         )
     except httpx.HTTPError as error:
+        check = "check the address, that the server runs, and that a firewall lets this host in"
         raise TorporError(
-            f"{api_url} does not answer ({error}): check the address, that the server runs, and "
-            "that a firewall lets this host in. Nothing was changed here"
+            f"{unanswered(api_url, error, check)}. Nothing was changed here"
         ) from None

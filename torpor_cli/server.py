@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from deployments.installation import Installation, cache_folder
@@ -15,6 +15,10 @@ from torpor.control.own_server import choose_server, is_this_host, set_apart
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor_cli.output import quiet
 
+if TYPE_CHECKING:
+    import ssl
+
+CERTIFICATES: Final = "PREFECT_API_SSL_CERT_FILE"
 _ANSWERS_S: Final = 5.0
 _UNKNOWN: Final = (
     "no Prefect server is known here: run `torpor up`, or `torpor connect https://...` to use one "
@@ -44,7 +48,7 @@ def connected() -> Iterator[str]:
             raise InvalidInput(_UNKNOWN)
         login = api.auth_string.get_secret_value() if api.auth_string else ""
         key = api.key.get_secret_value() if api.key else ""
-        _check(api.url, login, key, elsewhere=elsewhere)
+        _check(api.url, login, key, elsewhere=elsewhere, trusted=api.ssl_cert_file)
         from prefect.context import SyncClientContext
 
     # Prefect's own lines are no message of a command.
@@ -72,7 +76,38 @@ def _choose_folders() -> bool:
     return choice.taken.source == "connection"
 
 
-def _check(api_url: str, login: str, key: str, *, elsewhere: bool) -> None:
+def authorities(file: str | None) -> ssl.SSLContext | bool:
+    """What httpx verifies a server's certificate by: the authorities in that file, as Prefect's
+    client does; else the usual ones. InvalidInput where the file cannot be used."""
+    if not file:
+        return True
+    import ssl  # not for a server without TLS
+
+    try:
+        return ssl.create_default_context(cafile=file)
+    except OSError as error:  # SSLError is one
+        raise InvalidInput(
+            f"{file}, which {CERTIFICATES} or SSL_CERT_FILE names, has no certificates of "
+            f"authorities that can be read: {error}"
+        ) from None
+
+
+def unanswered(api_url: str, error: Exception, next_step: str) -> str:
+    """What is said of a server that cannot be asked, and what to do."""
+    if "CERTIFICATE_VERIFY_FAILED" not in str(error):
+        return f"{api_url} does not answer ({error}): {next_step}"
+    return (
+        f"{api_url} shows a certificate that this host does not trust ({error}). Where it is of an "
+        "authority of your own, as with Caddy's TORPOR_TLS=internal, copy that authority's "
+        f"certificate to this host, and set {CERTIFICATES} to the file; SSL_CERT_FILE does it too, "
+        "for markets and stores as well (docs/guide/where-it-runs.md). Otherwise somebody else may "
+        "answer in its place"
+    )
+
+
+def _check(
+    api_url: str, login: str, key: str, *, elsewhere: bool, trusted: str | None = None
+) -> None:
     user, _, password = login.partition(":")
     parts = urlsplit(api_url)
     ours = parts.scheme == "http" and is_this_host(parts.hostname or "")
@@ -95,12 +130,12 @@ def _check(api_url: str, login: str, key: str, *, elsewhere: bool) -> None:
             timeout=_ANSWERS_S,
             # No proxy gets a login without encryption, of `torpor connect` neither.
             trust_env=not ours and not (elsewhere and parts.scheme == "http"),
-            verify=not ours,  # no TLS there, and the CA roots take 25 ms to read
+            # No TLS on this host, and the CA roots take 25 ms to read.
+            verify=False if ours else authorities(trusted),
         )
     except httpx.HTTPError as error:
-        raise TorporError(
-            f"the Prefect server at {api_url} does not answer ({error}): {next_step}"
-        ) from None
+        said = unanswered(api_url, error, next_step)
+        raise TorporError(f"the Prefect server at {said}") from None
     if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise TorporError(
             f"the Prefect server at {api_url} refuses the login ({answer.status_code}): {of_login}"

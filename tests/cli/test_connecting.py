@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
@@ -26,6 +26,7 @@ from deployments import idle
 from deployments.installation import CHECKOUT, Installation
 from deployments.server import Server
 from tests.fixtures.deployed import Deployed
+from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.own_server import FOLDER_VARIABLE, choose_server, connection
 from torpor.shared.errors import InvalidInput, RunCancelled, TorporError
@@ -255,6 +256,27 @@ def test_no_secret_of_the_users_own_prefect_goes_to_the_server(
     assert "X-Access" not in {name for headers in asked for name in headers}
     _torpor("disconnect")
     assert [*folder.iterdir()] == []
+
+
+def test_a_certificate_of_an_authority_of_ones_own_is_taken_by_the_file_that_prefect_names(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        _answering(_healthy(), LOGIN) as behind,
+        closing(TlsFront(behind, tmp_path)) as front,
+    ):
+        address = front.endpoint_url
+        with pytest.raises(TorporError, match=r"PREFECT_API_SSL_CERT_FILE.* SSL_CERT_FILE"):
+            _torpor("connect", address)
+        monkeypatch.setenv("PREFECT_API_SSL_CERT_FILE", str(tmp_path / "none.crt"))
+        with pytest.raises(InvalidInput, match=r"none\.crt.* has no certificates"):
+            _torpor("connect", address)
+        monkeypatch.setenv("PREFECT_API_SSL_CERT_FILE", str(front.authority))
+        _torpor("connect", address)
+        _python(folder, BY_COMMAND)
+        monkeypatch.delenv("PREFECT_API_SSL_CERT_FILE")
+        with pytest.raises(AssertionError, match="does not trust"):
+            _python(folder, BY_COMMAND)
 
 
 def test_a_wrong_login_and_a_server_that_is_away_change_nothing(
