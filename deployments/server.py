@@ -24,6 +24,7 @@ from torpor.control.own_server import (
     api_url,
     choice_of,
     choose_server,
+    connection,
     recorded_port,
     without_proxy,
 )
@@ -98,6 +99,16 @@ def choice_for(installation: Installation, used: Server) -> ServerChoice | None:
         return choice
     own = Candidate(used.api_url, "installation", f"of {installation.folder}")
     return choice_of([own, *(one for one in (choice.taken, *choice.others) if not _is_own(one))])
+
+
+def see_that_none_is_connected(installation: Installation) -> None:
+    """InvalidInput where `torpor connect` chose a server elsewhere: what would be started here is
+    not what commands use then."""
+    if elsewhere := connection(installation.folder):
+        raise InvalidInput(
+            f"this host is connected to {elsewhere.api_url}, and every command uses that server: "
+            "`torpor disconnect` first, to start one here"
+        )
 
 
 def users_own(installation: Installation) -> Candidate | None:

@@ -57,17 +57,13 @@ def up(
     """
     with Waiting("loading torpor"):
         from deployments.installation import Installation
+        from deployments.server import see_that_none_is_connected
         from deployments.up import up as start
-        from torpor.control.own_server import connection
         from torpor_cli import logins
         from torpor_cli.server import connected
 
     installation = Installation.here()
-    if elsewhere := connection(installation.folder):
-        raise InvalidInput(
-            f"this host is connected to {elsewhere.api_url}, and every command uses that server: "
-            "`torpor disconnect` first, to start one here"
-        )
+    see_that_none_is_connected(installation)
     start(installation, port, database, believe_records)
     with connected():  # before Prefect is imported, which makes a folder in the home
         _choose(installation, idle)

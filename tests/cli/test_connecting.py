@@ -22,7 +22,7 @@ import pytest
 
 from blocks import LocalProvider, ObjectStore, Workspace
 from blocks.access_keys import AccessKeys
-from deployments import idle
+from deployments import idle, up
 from deployments.installation import CHECKOUT, Installation
 from deployments.server import Server
 from tests.fixtures.deployed import Deployed
@@ -355,8 +355,12 @@ def test_a_connection_comes_before_this_hosts_installation_and_goes_without_a_tr
     choice = choose_server()
     assert choice is not None and choice.taken.api_url == f"{address}/api"
     assert f"not {own} " in choice.words and "torpor disconnect" in choice.words
-    with pytest.raises(InvalidInput, match="`torpor disconnect` first"):
-        _torpor("up")  # whose questions would reach the other server
+    for starts in ("up", "boot"):  # what it starts is not what commands use
+        with pytest.raises(InvalidInput, match="`torpor disconnect` first"):
+            _torpor(starts)
+    (by_make,) = re.findall(r"deployments\.up (\S+) \$", (CHECKOUT / "Makefile").read_text())
+    assert up.main([by_make]) == 1
+    assert "`torpor disconnect` first" in capsys.readouterr().err
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     other = choose_server()
     assert other is not None and other.taken.source == "environment"
