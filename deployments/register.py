@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any, Final
 from uuid import UUID
 
@@ -374,6 +375,7 @@ def deploy(installation: Installation, written: Written | None = None) -> Deploy
     with get_client(sync_client=True) as client, contextlib.chdir(CHECKOUT):
         for one in content["deployments"]:
             name = _full_name(one)
+            one["version"] = metadata.version("torpor")  # `torpor connect` compares it
             if name == WATCH:
                 ours = {**one.get("parameters", {}), "metrics": str(installation.metrics)}
                 one["parameters"] = ours
@@ -533,7 +535,7 @@ def _of_the_code(one: dict[str, Any], there: DeploymentResponse) -> DeploymentUp
     flow: Flow[..., Any] = load_flow_from_entrypoint(one["entrypoint"], use_placeholder_flow=False)
     changes: dict[str, Any] = {
         "entrypoint": one["entrypoint"],
-        "version": flow.version,
+        "version": one["version"],
         "description": one["description"],
         "parameter_openapi_schema": parameter_schema(flow).model_dump(exclude_unset=True),
         "pull_steps": _pull_steps(),

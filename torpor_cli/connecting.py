@@ -80,7 +80,7 @@ def connect(
     login = _login(api_url) if asks else ""
     with Waiting(f"asking {api_url}"):
         prefect = _version(api_url, login)
-        _see_that_torpor_is_there(api_url, login)
+        there, here = _version_there(api_url, login), version("torpor")
     from deployments.installation import write_whole
 
     kept = {"api_url": api_url, "login": login}
@@ -94,6 +94,12 @@ def connect(
     for variable in (API_URL, PROFILE):
         if os.environ.get(variable):
             say(f"torpor: warning: {variable} is set here and comes first: unset it", sys.stderr)
+    if there != here:
+        say(
+            f"torpor: warning: torpor is {there} at {api_url} and {here} here, and a newer one may "
+            "keep what an older one does not read: install the same version here and there",
+            sys.stderr,
+        )
     if idle is not None:
         _choose(idle)
     elif not _is_watched(api_url, login):
@@ -224,7 +230,8 @@ def _version(api_url: str, login: str) -> str:
     return found
 
 
-def _see_that_torpor_is_there(api_url: str, login: str) -> None:
+def _version_there(api_url: str, login: str) -> str:
+    """The version of torpor that made the deployments there. InvalidInput where none did."""
     answer = _get(api_url, f"deployments/name/{_OURS}", login)
     if not answer.is_success:
         raise InvalidInput(
@@ -232,6 +239,7 @@ def _see_that_torpor_is_there(api_url: str, login: str) -> None:
             "run `torpor up` on the host that is to run them, with PREFECT_API_URL where the "
             "server is not its own. Nothing was changed here"
         )
+    return str(answer.json().get("version") or "of an unknown version")
 
 
 def _is_watched(api_url: str, login: str) -> bool:

@@ -133,7 +133,8 @@ def _torpor(*arguments: str) -> None:
 
 
 def _healthy() -> dict[str, object]:
-    return {"admin/version": json.dumps(version("prefect")), THERE: "{}"}
+    there = json.dumps({"version": version("torpor")})
+    return {"admin/version": json.dumps(version("prefect")), THERE: there}
 
 
 @pytest.mark.parametrize(
@@ -313,6 +314,18 @@ def test_the_login_is_asked_and_kept_for_this_user_alone(
     assert folder.stat().st_mode & 0o077 == 0
 
 
+def test_it_warns_of_another_version_of_torpor_with_both(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _answering({**_healthy(), THERE: '{"version": "9.8.7"}'}, LOGIN) as address:
+        _torpor("connect", address)
+        said = capsys.readouterr().err
+    assert f"torpor is 9.8.7 at {address}/api and {version('torpor')} here" in said
+    with _answering(_healthy(), LOGIN) as address:
+        _torpor("connect", address, "--yes")
+    assert "torpor is " not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("paused", "active", "warns"), [(False, True, False), (True, True, True), (False, False, True)]
 )
@@ -457,7 +470,8 @@ def test_another_home_without_a_worker_starts_and_follows_what_the_worker_runs(
         return done.stdout
 
     login = {"PREFECT_API_AUTH_STRING": torpor_up.login}
-    assert "nobody looks" in torpor("connect", torpor_up.ui_url, "--idle=off", **login)
+    connecting = ended("connect", torpor_up.ui_url, "--idle=off", **login)
+    assert ("nobody looks" in connecting.stdout, connecting.stderr) == (True, "")  # one version
     assert deployed.end(deployed.start("create", {"workspace": name}))["state_type"] == "COMPLETED"
     # The store and the machines are those of the worker's host: here, others have their addresses.
     for refused in (["snapshots", name], ["offers", name], ["wake", name]):
