@@ -439,6 +439,16 @@ def test_what_is_on_the_servers_host_is_refused_here_and_what_both_reach_is_not(
         machines.open()
 
 
+def test_the_page_says_of_each_command_what_it_does_with_a_server_elsewhere() -> None:
+    page = (CHECKOUT / "docs" / "guide" / "where-it-runs.md").read_text()
+    (table,) = re.findall(r"^\| command \|.*\n\|---.*\n((?:\|.*\n)+)", page, re.MULTILINE)
+    cells = " ".join(row.split("|")[1] for row in table.splitlines())
+    said = {words.split()[0] for words in re.findall(r"`([^`]+)`", cells)}
+    own = {"connect", "disconnect", "completion"}
+    commands = {name for name in app if not name.startswith("-")}
+    assert said - {"make", "--detach"} == commands - own
+
+
 def test_another_home_without_a_worker_starts_and_follows_what_the_worker_runs(
     torpor_up: Server, deployed: Deployed, tmp_path: Path
 ) -> None:
