@@ -25,6 +25,13 @@ def _file() -> tuple[dict[str, Any], str]:
     return yaml.safe_load(text), text
 
 
+def _writes_nowhere(service: dict[str, Any]) -> None:
+    """But into its volumes and a /tmp of its own, and it has no right of root beyond its files."""
+    assert service["read_only"] and "/tmp" in service["tmpfs"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+
+
 def test_the_server_is_the_charts_with_a_login_and_a_key_of_the_blocks() -> None:
     server = _file()[0]["services"]["server"]
     chart = yaml.safe_load((CHART / "values" / "prefect-server.yaml").read_text())
@@ -34,6 +41,8 @@ def test_the_server_is_the_charts_with_a_login_and_a_key_of_the_blocks() -> None
     assert SETTINGS.items() <= environment.items()
     plain = {one["name"]: one["value"] for one in chart["server"]["env"] if "value" in one}
     assert plain.items() <= environment.items()
+    assert environment["PREFECT_SERVER_UI_STATIC_DIRECTORY"] == "/tmp/ui"  # in a tmpfs
+    _writes_nowhere(server)
     assert "ports" not in server  # only Caddy is reached from outside
 
 
@@ -46,7 +55,7 @@ def test_each_pool_has_a_worker_as_in_the_chart_and_none_may_write_its_root() ->
         options = worker["command"]
         pools.add(options[options.index("--pool") + 1])
         assert [word for word in options if word.startswith("--") and word not in chart] == []
-        assert worker["read_only"] and worker["cap_drop"] == ["ALL"]
+        _writes_nowhere(worker)
         assert worker["depends_on"] == {"register": {"condition": "service_completed_successfully"}}
     assert pools == {pool.name for pool in POOLS}
     teams, *switches = services["register"]["command"]
