@@ -138,7 +138,7 @@ class ObjectStore(Block):
         region, endpoint_url = region_and_endpoint(
             self.flavour, self.region, self.endpoint_url or keys.endpoint_url
         )
-        if is_this_host(urlsplit(endpoint_url).hostname or ""):
+        if is_this_host(urlsplit(endpoint_url or "").hostname or ""):
             see_that_it_is_of_this_host(f"{me} at {endpoint_url}")
         return S3Settings(
             bucket=self.bucket,

@@ -117,13 +117,14 @@ def disconnect() -> None:
     """Undo `torpor connect`: commands use this host's own server again, where it has one."""
     folder = state_folder()
     file = folder / CONNECTION_FILE
+    if not file.exists():
+        raise InvalidInput(f"this host is not connected: there is no {file}")
     try:
+        remove_tree(folder / CONNECTED_FOLDER)
         file.unlink()
-    except FileNotFoundError:
-        raise InvalidInput(f"this host is not connected: there is no {file}") from None
     except OSError as error:
-        raise TorporError(f"{file} cannot be deleted: {error.strerror}") from None
-    remove_tree(folder / CONNECTED_FOLDER)
+        where = error.filename or folder
+        raise TorporError(f"{where} cannot be deleted: {error.strerror}") from None
     own = own_server(folder)
     now = f"commands use {own.api_url}, this host's own" if own else "no server is known here now"
     say(f"disconnected: {now}. Nothing has changed on the server")
