@@ -81,6 +81,7 @@ def connect(
     with Waiting(f"asking {api_url}"):
         prefect = _version(api_url, login)
         there, here = _version_there(api_url, login), version("torpor")
+        watched = idle is not None or _is_watched(api_url, login)
     from deployments.installation import write_whole
 
     kept = {"api_url": api_url, "login": login}
@@ -102,7 +103,7 @@ def connect(
         )
     if idle is not None:
         _choose(idle)
-    elif not _is_watched(api_url, login):
+    elif not watched:
         say(
             f"torpor: warning: watch is off at {api_url}, so nobody looks after machines: an idle "
             "one costs money, budgets stop nothing, and no job continues by itself. `torpor "
@@ -252,6 +253,9 @@ def _is_watched(api_url: str, login: str) -> bool:
 
 
 def _choose(idle: Idle) -> None:
+    """Switch watch there, whatever other server the variables of this shell name."""
+    for variable in (API_URL, PROFILE):
+        os.environ.pop(variable, None)
     with connected():
         from deployments import idle as choice
         from deployments.installation import Installation

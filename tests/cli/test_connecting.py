@@ -343,6 +343,21 @@ def test_it_warns_where_nobody_looks_after_machines_there(
     assert (f"`torpor connect {address} --idle hibernate`" in said) == warns
 
 
+def test_watch_is_switched_at_the_connected_server_whatever_the_shell_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, list[Message]] = {"here": [], "other": []}
+    with (
+        _answering(_healthy(), LOGIN, asked=asked["here"]) as address,
+        _answering(_healthy(), asked=asked["other"]) as other,
+    ):
+        monkeypatch.setenv("PREFECT_API_URL", f"{other}/api")
+        connects = f"from torpor_cli.app import app; app(['connect', '{address}', '--idle', 'off']"
+        with pytest.raises(AssertionError, match=f"{address}/api.* has no deployment watch/watch"):
+            _python(folder, f"{connects}, exit_on_error=False, print_error=False)")
+    assert asked["here"] and asked["other"] == []
+
+
 def test_another_connection_is_replaced_after_a_question_only(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
