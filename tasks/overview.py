@@ -119,7 +119,8 @@ def _look_at(
         jobs = opened.jobs.open(unread)
         others = nodes_of(opened) if any(job.nodes > 1 for job in jobs) else None
         nodes = [one for one in others.rentals.open(unread) if one.machine] if others else []
-        rented = bool(opened.rentals.open(unread)) or bool(unread)  # a machine may be there
+        rentals = opened.rentals.open(unread)
+        rented = bool(rentals) or bool(unread)  # a machine may be there
         month_usd = None
         if asleep_too or rented or nodes:
             month_usd = _month_usd(opened, now_unix, unread)
@@ -148,6 +149,10 @@ def _look_at(
     there = [(machine, rental) for machine, rental in found if not _is_ending(machine, rental)]
     doubtful = any("/rentals/open/" in key for key in unread)
     if not there:
+        try:
+            opened.markets.check_reached(rentals)
+        except TorporError as error:
+            return msgspec.structs.replace(seen, state="awake?", trouble=str(error))
         return msgspec.structs.replace(seen, state="awake?" if doubtful else seen.state)
     whole = all(rental is not None and rental.state == "handed over" for _, rental in there)
     return msgspec.structs.replace(
