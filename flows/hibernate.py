@@ -15,6 +15,7 @@ from flows.procedures.save import (
     with_held,
 )
 from tasks.autosave import delete_autosaves
+from tasks.block_record import SameSettings, keep_settings
 from tasks.flow import flow
 from tasks.guards import (
     EndingMachine,
@@ -80,6 +81,8 @@ def hibernate(
     began_s = boot_clock_s()
     opened = open_workspace(workspace).accepting_losses(accept_changed, accept_lost)
     probe_store(opened)
+    if not dry_run:
+        keep_settings(opened)
     try:
         live = chosen_machine(opened, machine, to_store=True, sweeps=not dry_run)
         if destroy:
@@ -192,6 +195,8 @@ def hibernate_machine(
 ) -> HibernateReport:
     """Store the workspace of a machine, verify it, and destroy the machine if all guards agree. A
     disk that changed after the snapshot begins another round."""
+    repeated = any(isinstance(one, StaysIdle) for one in guards)
+    guards = [*guards, SameSettings(opened, repeated=repeated)]
     check_guards(guards, EndingMachine(machine))
     home = None if is_attended() else opened.home
     with Snapshot(opened, session, machine, guards, home=home) as snapshot:

@@ -35,6 +35,7 @@ from flows.procedures.watch.rows import (
     newest_snapshots,
     not_there,
 )
+from tasks.block_record import keep_daily
 from tasks.flow import flow
 from tasks.overview import look_once_more, with_closed
 from tasks.run_table import shown
@@ -104,6 +105,7 @@ def watch(
             runner().log.warning("workspace %s is unknown: %s", one.workspace, one.reason)
     jobs = [one.watched() for one in look.jobs]
     if not dry_run:
+        keep_daily(asked.blocks, runner().workspaces(), faults)
         remember_spent(look.budgets, watched)
         watched = [_hibernate(one, asked, faults) for one in watched]
         jobs = [_continue(one, faults) for one in look.jobs]

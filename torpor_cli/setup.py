@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from deployments.installation import secret_file
 from deployments.terminal import say
 from torpor.control.own_server import state_folder
-from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled
+from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled, TorporError
 from torpor.shared.plain_text import short
 from torpor.shared.values import Want, machine_path, workspace_name
 from torpor_cli.question import answer
@@ -104,7 +104,7 @@ def init(
     with connected(), ExitStack() as undo:
         from blocks import Workspace
 
-        name = _answered(
+        name = answered(
             "Name of the workspace", "mywork", lambda said: _free_name(Workspace, said), workspace
         )
         chosen_store = store or _store(undo, name, flavour, bucket, endpoint, region, access_key)
@@ -113,12 +113,12 @@ def init(
         chosen_provider = provider or _provider(undo, market)
         if provider:
             try_market(chosen_provider)
-        paths = path or _answered(
+        paths = path or answered(
             "Directories to keep, with spaces between",
             usual_path(chosen_provider),
             lambda said: [machine_path(one) for one in said.split()],
         )
-        model = _answered(
+        model = answered(
             "GPUs, such as RTX 4090, L40S or 24GB+; empty takes any machine", "", _wished, gpu
         )
         limit = _limit(chosen_provider, model) if max_price is None else max_price
@@ -134,6 +134,7 @@ def init(
         )
         save_new(undo, block, name)
         undo.pop_all()
+        keep_on_record(name)
         say_of_this_home(paths)
         say(f"workspace   {name} is saved")
         say(f"            `torpor offers {name}` shows what to rent")
@@ -165,19 +166,19 @@ def _store(
     from blocks import ObjectStore
     from torpor.control.store.s3 import bucket_name
 
-    kind: Any = "other" if bucket and not flavour else _flavour(flavour)
+    kind: Any = "other" if bucket and not flavour else kind_of_store(flavour)
     if kind == "default":
         return "default"
     _check_free(ObjectStore, name)
     _check_free(AwsCredentials, name)
-    bucket = _answered("Bucket, which must exist", "", bucket_name, bucket or None)
+    bucket = answered("Bucket, which must exist", "", bucket_name, bucket or None)
     if not endpoint and not region:
         endpoint, region = _place(kind)
     _region_and_endpoint(kind, region, endpoint)  # before a key is made
     if kind in _STORE_KEYS and not (access_key and os.environ.get(STORE_VARIABLE)):
         say(f"Keys are made at {_STORE_KEYS[kind]}")
-    access_key = access_key or _answered("Id of the access key", "", _something)
-    secret = _secret("Secret access key", STORE_VARIABLE)
+    access_key = access_key or answered("Id of the access key", "", something)
+    secret = ask_secret("Secret access key", STORE_VARIABLE)
     key_file = state_folder() / "keys" / name
     key = secret_file(key_file, lambda: ObjectStore.new_encryption_key().get_secret_value())
     block = made(
@@ -198,7 +199,7 @@ def _store(
     return name
 
 
-def _flavour(given: str) -> Any:
+def kind_of_store(given: str) -> Any:
     """The kind of store, or `default` for the one on this host."""
 
     def known(said: str) -> str:
@@ -212,7 +213,7 @@ def _flavour(given: str) -> Any:
             "Kinds of store: s3, r2, b2, wasabi, minio, seaweedfs, other; `default` is the one on "
             "this host."
         )
-    return _answered("Kind of store", "default", known, given)
+    return answered("Kind of store", "default", known, given)
 
 
 def _place(kind: str) -> tuple[str, str]:
@@ -226,13 +227,13 @@ def _place(kind: str) -> tuple[str, str]:
             _region_and_endpoint(kind, said, "")
             return said
 
-        return "", _answered("Region of the bucket", defaults.region, checked)
+        return "", answered("Region of the bucket", defaults.region, checked)
 
     def valid(said: str) -> str:
         _region_and_endpoint(kind, "", said)
         return said
 
-    return _answered(f"Address, such as {defaults.example}", "", valid), ""
+    return answered(f"Address, such as {defaults.example}", "", valid), ""
 
 
 def _region_and_endpoint(kind: Any, region: str, endpoint: str) -> None:
@@ -268,7 +269,7 @@ def _provider(undo: ExitStack, market: str) -> str:
     if not market:
         say(f"Markets: {', '.join(keyed)}; `local` makes machines on this host.")
         say("The blocks of EC2, GCP, Azure and Kubernetes are made on the UI's page Blocks.")
-    market = _answered("Market", "local", known, market)
+    market = answered("Market", "local", known, market)
     if market == "local":
         try_market("local-provider/default")
         return "local-provider/default"
@@ -280,10 +281,10 @@ def _provider(undo: ExitStack, market: str) -> str:
         needed = [name for name, field in fields.items() if field.is_required()]
         needed.remove("api_key")
         more = {
-            name: _secret(f"{fields[name].title} of {market}", f"TORPOR_MARKET_{name.upper()}")
+            name: ask_secret(f"{fields[name].title} of {market}", f"TORPOR_MARKET_{name.upper()}")
             for name in needed
         }
-        key = _secret(f"{fields['api_key'].title} of {market}", MARKET_VARIABLE)
+        key = ask_secret(f"{fields['api_key'].title} of {market}", MARKET_VARIABLE)
         block = made(lambda: kind(api_key=key, **more))
         block.open().check("")
         save_new(undo, block, "default")
@@ -324,6 +325,21 @@ def try_market(reference: str) -> None:
         say(f"            {note}")
 
 
+def keep_on_record(name: str) -> None:
+    """Write the settings of a workspace that was just saved into its bucket, and say where another
+    host has others. Where that fails, the next flow does it."""
+    from tasks.block_record import keep_settings, other_settings
+    from tasks.workspace_blocks import open_workspace
+
+    try:
+        opened = open_workspace(name)
+        keep_settings(opened)
+        for words in other_settings(opened):
+            say(f"torpor: warning: no machine of it will be ended: {words}", sys.stderr)
+    except TorporError as error:
+        say(f"torpor: warning: the settings of {name} are not in its bucket: {error}", sys.stderr)
+
+
 def _limit(reference: str, gpu: str) -> float:
     """The highest price per hour that the user answers; 0 for no limit. Not asked where machines
     cost nothing."""
@@ -343,7 +359,7 @@ def _limit(reference: str, gpu: str) -> float:
             return 0.0
         suggested = f"{max(0.01, _ROOM * prices[0]):.2f}"
         say(f"offers      {len(prices)} fit now, the best one at {prices[0]:.3f} $/h")
-    return _answered(
+    return answered(
         "Highest price of a machine in $ an hour; none for no limit", suggested or "none", _price
     )
 
@@ -366,7 +382,7 @@ def _wished(said: str) -> str:
     return said
 
 
-def _something(said: str) -> str:
+def something(said: str) -> str:
     if not said:
         raise InvalidInput("an answer is needed")
     return said
@@ -427,7 +443,7 @@ def _delete_block(kind: Any, name: str) -> None:
         kind.delete(name)
 
 
-def _answered(
+def answered(
     question: str, usual: str, check: Callable[[str], AnswerT], given: str | None = None
 ) -> AnswerT:
     """What an option gives, checked; else what the person at the terminal answers, who is asked
@@ -444,7 +460,7 @@ def _answered(
             say(f"torpor: {error}", sys.stderr)
 
 
-def _secret(question: str, variable: str) -> str:
+def ask_secret(question: str, variable: str) -> str:
     if given := os.environ.get(variable):
         return given
     if not sys.stdin.isatty():

@@ -6,19 +6,21 @@ asks for it by name.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from torpor.control.store.block_records import came_late
 from torpor.control.store.catalog import CATALOG
 from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.signatures import Forged, Unsigned, record_in
 from torpor.shared.errors import ObjectChanged, StoreCorrupt, StoreMissing
-from torpor.shared.values import MIB, ObjectKey, WorkspaceName
+from torpor.shared.values import MIB, ObjectKey, StoredObject, WorkspaceName
 
 _KINDS: Final = frozenset(
-    {"rentals", "jobs", "hosts", "verified", "deleted", "marks", "pins", "holds", "claim"}
+    {"rentals", "jobs", "hosts", "verified", "deleted", "marks", "pins", "holds", "claim", "blocks"}
 )
 """What is signed of a workspace, by the word after its name (``workspaces/NAME/KIND``)."""
 _OF_ALL: Final = ("canaries/",)
@@ -39,9 +41,9 @@ def sign_records(
     *,
     of: Callable[[WorkspaceName], bool] = lambda name: True,
 ) -> Signed:
-    """Sign every record of the store that its key has not signed, or that was changed, in the order
-    in which they were written, until a pass finds none. ``of``: whether a workspace's records are
-    meant. Idempotent."""
+    """Sign every record of the store that its key has not signed, or that was changed, and settings
+    that came into the bucket long after they were signed, in the order in which they were written,
+    until a pass finds none. ``of``: whether a workspace's records are meant. Idempotent."""
     signed: list[ObjectKey] = []
     for _ in range(_PASSES):
         found = [one for prefix in ("workspaces/", *_OF_ALL) for one in store.list(prefix)]
@@ -51,7 +53,7 @@ def sign_records(
             if not is_signed_kind(stored.key) or not of(_workspace(stored.key)):
                 continue
             try:
-                if _sign(store, stored.key):
+                if _sign(store, stored):
                     signed.append(stored.key)
             except (ObjectChanged, StoreCorrupt, msgspec.MsgspecError, ValueError) as error:
                 left[stored.key] = str(error)
@@ -73,19 +75,29 @@ def _workspace(key: ObjectKey) -> WorkspaceName:
     return WorkspaceName("" if key.startswith(_OF_ALL) else key.split("/")[1])
 
 
-def _sign(store: ObjectStore, key: ObjectKey) -> bool:
+def _sign(store: ObjectStore, stored: StoredObject) -> bool:
     """Whether it was signed now. Raises what keeps it as it is."""
+    key = stored.key
     try:
         blob, version = store.read(key, max_bytes=_MOST_BYTES)
     except StoreMissing:
         return False  # a run has moved it meanwhile
+    fits, record = False, blob
     try:
-        store.signer.check(key, blob)
+        record = store.signer.check(key, blob)
+        fits = True
     except Unsigned:
-        record = blob
+        pass  # as torpor wrote it before it signed records
     except Forged:
         record = record_in(blob)
-    else:
+    if key.split("/")[2:3] == ["blocks"]:
+        found = msgspec.json.decode(record, type=dict[str, Any])
+        written_unix = found.get("written_unix")
+        if fits and isinstance(written_unix, float) and not came_late(stored, written_unix):
+            return False
+        now_unix = time.time() + store.clock_ahead_s()  # else it looks put back
+        record = msgspec.json.encode(found | {"written_unix": now_unix})
+    elif fits:
         return False
     msgspec.json.decode(record)
     store.put(key, store.signer.sign(key, record), if_version=version)

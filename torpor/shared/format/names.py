@@ -23,6 +23,10 @@ def deletions_prefix(workspace: WorkspaceName) -> str:
     return f"workspaces/{workspace}/deleted/"
 
 
+def blocks_prefix(workspace: WorkspaceName) -> str:
+    return f"workspaces/{workspace}/blocks/"
+
+
 def manifest_key(workspace: WorkspaceName, snapshot: SnapshotId) -> ObjectKey:
     return ObjectKey(snapshots_prefix(workspace) + snapshot)
 
