@@ -1,0 +1,98 @@
+"""What a bucket says of its workspaces to a host that knows nothing else of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixtures.manifests import PLAIN
+from tests.fixtures.memory_store import MemoryStore
+from tests.fixtures.small_saves import put_save
+from torpor.control.recovery import look_at_bucket
+from torpor.control.store.block_records import BlockRecords, Settings, record_key, settings_for
+from torpor.control.store.manifests import open_manifest
+from torpor.control.store.signatures import ROOT_BYTES, Signer
+from torpor.shared.errors import InvalidInput, StoreUnavailable
+from torpor.shared.format.keys import Seal, workspace_key
+from torpor.shared.format.manifest import encode_manifest
+from torpor.shared.format.names import manifest_key
+from torpor.shared.values import WorkspaceName, WorkspaceSpec
+
+DEMO = WorkspaceName("demo")
+KEY = bytes(range(32))
+
+
+def _settings(*paths: str) -> Settings:
+    spec = WorkspaceSpec(DEMO, [*(paths or ("~/workspace",))])
+    made = settings_for(spec, "mine", sealed=True)
+    return Settings(
+        block="mine",
+        stored=made.stored,
+        blocks={"workspace/mine": {"name": DEMO, "paths": spec.paths}},
+    )
+
+
+def _written(store: MemoryStore, side: str = "one") -> BlockRecords:
+    records = BlockRecords(store, KEY)
+    records.keep(DEMO, _settings(), side, "host", known=0)
+    return records
+
+
+def test_any_number_of_forged_records_hides_no_true_one(memory_store: MemoryStore) -> None:
+    """They are tried first, by their names."""
+    for number in range(40):
+        memory_store.put(record_key(DEMO, f"0{number}", "mine"), b"junk")
+    _written(memory_store)
+    (found,) = look_at_bucket(memory_store, KEY)
+    assert [one.side for one in found.records] == ["one"]
+    assert len(found.unread) == 40
+
+
+def test_a_store_that_is_away_is_not_a_wrong_key(memory_store: MemoryStore) -> None:
+    _written(memory_store)
+    real = memory_store.get
+    memory_store.get = lambda *a, **k: _raise(StoreUnavailable("it is away"))  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable, match="away"):
+        look_at_bucket(memory_store, KEY)
+    memory_store.get = real  # type: ignore[method-assign]
+
+
+def _raise(error: Exception) -> bytes:
+    raise error
+
+
+def test_a_wrong_key_is_refused_and_one_that_opens_a_snapshot_alone_is_not(
+    memory_store: MemoryStore,
+) -> None:
+    """As after the bucket was copied to another name: nothing of it is signed there."""
+    _written(memory_store)
+    memory_store.signer = Signer(bytes(ROOT_BYTES), "")
+    for key in (KEY, bytes(32)):
+        with pytest.raises(InvalidInput, match="has signed none"):
+            look_at_bucket(memory_store, key)
+    made = put_save(memory_store, 1)
+    manifest, _ = open_manifest(memory_store, DEMO, made, PLAIN)
+    blob, _ = encode_manifest(manifest, Seal(workspace_key(KEY, DEMO)))
+    memory_store.put(manifest_key(DEMO, made), blob)
+    (found,) = look_at_bucket(memory_store, KEY)
+    assert (found.snapshots, found.records) == ([made], [])
+    assert [*found.unread] == [record_key(DEMO, "one", "mine")]
+    with pytest.raises(InvalidInput, match="has signed none"):
+        look_at_bucket(memory_store, bytes(32))
+
+
+def test_of_two_sides_the_newest_settings_are_taken_and_the_others_named(
+    memory_store: MemoryStore,
+) -> None:
+    records = _written(memory_store, side="one")
+    records.keep(DEMO, _settings("/data"), "two", "elsewhere", known=0)
+    (found,) = look_at_bucket(memory_store, KEY)
+    assert [one.side for one in found.records] == ["two"]
+    assert ["--side one" in words for words in found.others] == [True]
+    (found,) = look_at_bucket(memory_store, KEY, side="one")
+    assert [one.side for one in found.records] == ["one"]
+
+
+def test_what_was_withdrawn_does_not_come_back(memory_store: MemoryStore) -> None:
+    _written(memory_store).withdraw(DEMO, "one", "mine", known=1)
+    (found,) = look_at_bucket(memory_store, KEY)
+    assert (found.records, found.unread) == ([], {})
