@@ -105,7 +105,6 @@ def watch(
             runner().log.warning("workspace %s is unknown: %s", one.workspace, one.reason)
     jobs = [one.watched() for one in look.jobs]
     if not dry_run:
-        keep_daily(asked.blocks, runner().workspaces(), faults)
         remember_spent(look.budgets, watched)
         watched = [_hibernate(one, asked, faults) for one in watched]
         jobs = [_continue(one, faults) for one in look.jobs]
@@ -146,6 +145,8 @@ def watch(
         runner().front_page(page)
     if metrics:
         write_metrics(report, people_hear_of(alarms, delivered, report.at_unix), metrics)
+    if not dry_run:
+        keep_daily(asked.blocks)
     if faults:
         worst = next((f for f in faults if not isinstance(f, NotDelivered)), faults[-1])
         raise shown(report, worst)

@@ -24,7 +24,6 @@ from tasks.runner import run_by
 from tasks.runs import JobRun, RunState
 from tasks.workspace import OpenWorkspace
 from torpor.control.reports import Row
-from torpor.control.store.settings_memory import SettingsMemory, ShortMemory
 from torpor.shared.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -43,8 +42,7 @@ class PlainRunner:
 
     ``retries`` limits the retries of each step; ``wait_factor`` scales their waits. ``before`` gets
     the label of each step before it begins, and may raise. ``on_event`` gets each event.
-    ``alerts``: where alerts go; without it, nobody is told. ``memory``: what it remembers of block
-    records; without it, only for as long as this runner.
+    ``alerts``: where alerts go; without it, nobody is told.
     """
 
     def __init__(
@@ -56,7 +54,6 @@ class PlainRunner:
         before: Callable[[str], None] | None = None,
         on_event: Callable[[dict[str, Any]], None] | None = None,
         alerts: AlertServer | None = None,
-        memory: SettingsMemory | None = None,
     ) -> None:
         self.run = secrets.token_hex(16)
         self.log = logging.getLogger("torpor.plain")
@@ -66,7 +63,6 @@ class PlainRunner:
         self._before = before
         self._on_event = on_event
         self.alerts = alerts or NobodyListens()
-        self.memory = memory or ShortMemory()
         self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="step")
         self._left = ExitStack()
 

@@ -44,7 +44,6 @@ from prefect.states import Cancelled, Cancelling, Completed, Crashed, Scheduled
 from prefect.tasks import Task
 
 from blocks import Workspace
-from blocks.control_side import SideMemory
 from blocks.reference import saved_names
 from tasks.alert_server import AlertServer
 from tasks.block_names import BlockNames
@@ -56,7 +55,6 @@ from tasks.runs import JOB_POOL, JobRun, RunState
 from tasks.waiting import waits_of
 from tasks.workspace import OpenWorkspace
 from torpor.control.reports import Row
-from torpor.control.store.settings_memory import SettingsMemory
 
 if TYPE_CHECKING:
     from tasks.step import Step
@@ -108,10 +106,6 @@ class PrefectRunner:
     @property
     def alerts(self) -> AlertServer:
         return PrefectAlerts()
-
-    @property
-    def memory(self) -> SettingsMemory:
-        return SideMemory()
 
     def open(self, workspace: Workspace | str) -> OpenWorkspace:
         return OpenWorkspace.of(workspace, waits_of(self).hear)

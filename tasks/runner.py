@@ -12,7 +12,6 @@ from tasks.alert_server import AlertServer
 from tasks.prefect_runner import PrefectRunner
 from tasks.runs import JobRun, RunState
 from torpor.control.reports import Row
-from torpor.control.store.settings_memory import SettingsMemory
 
 if TYPE_CHECKING:
     from prefect.flows import Flow
@@ -47,10 +46,6 @@ class Runner(Protocol):
     @property
     def alerts(self) -> AlertServer:
         """What alerts need of the installation's server."""
-
-    @property
-    def memory(self) -> SettingsMemory:
-        """What this control side remembers of block records."""
 
     def open(self, workspace: Workspace | str) -> OpenWorkspace:
         """The workspace of that block or name, with its store, provider and identity."""

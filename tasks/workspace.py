@@ -125,7 +125,7 @@ class OpenWorkspace(StoredWorkspace):
     """Loads what the store costs; None if unknown."""
     store_key: bytes | None = field(default=None, repr=False)
     side: str = ""
-    """This control side, as records name it."""
+    """This control side, as records name it; empty where nobody can say it."""
     settings: Callable[[], Settings | None] = field(default=lambda: None, repr=False)
     """Loads what its blocks hold, for its record in the bucket; None if its block is not saved."""
     left: Sequence[str] = ()

@@ -89,7 +89,7 @@ def delete(
             for schedule in found.uses.schedules:
                 delete_schedule(schedule)
             _delete_block(block)  # no wake begins with a snapshot that is to go
-            withdraw_settings(workspace)  # after a kill, watch does it
+            withdraw_settings(opened, workspace, block.store)
             if _look(block)[1].snapshots != found.snapshots:
                 raise _changed(workspace)
             if snapshots:

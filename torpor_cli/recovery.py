@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torpor.control.recovery import InBucket
     from torpor.control.store.block_records import BlockRecord
     from torpor.control.store.s3 import S3Settings, S3Store
+    from torpor.shared.values import WorkspaceName
 
 Flag = Annotated[bool, Parameter(negative=())]
 KEY_VARIABLE: Final = "TORPOR_STORE_KEY"
@@ -116,23 +117,25 @@ def recover(
         return _say_rest(found, [*done.unknown, *lost_secrets(found)], whole=done.whole, name=name)
 
 
-def _retire(store: str, wanted: Sequence[str], side: str) -> int:
-    """Withdraw the settings of a control side, of these workspaces here or of all in the store."""
-    from blocks import Workspace
-    from blocks.reference import saved_names
-    from tasks.block_record import retire_side
-    from tasks.workspace_blocks import open_workspace
+def _retire(store: str, wanted: Sequence[WorkspaceName], side: str) -> int:
+    """Withdraw the settings of a control side, of these workspaces or of all that are here and in
+    the store."""
+    from blocks import ObjectStore, Workspace
+    from blocks.reference import load, load_all
+    from torpor.control.store.block_records import BlockRecords
 
-    retired = 0
-    for name in saved_names(Workspace):
-        block = Workspace.of(name)
-        if block.store.rpartition("/")[2] == store and (not wanted or block.name in wanted):
-            for of in retire_side(open_workspace(block), side):
-                say(f"withdrawn   what control side {side} has recorded of block {of}")
-                retired += 1
+    block = load(store, (ObjectStore,), of="")
+    here = [one for one in load_all(Workspace) if one.store.rpartition("/")[2] == store]
+    names = wanted or sorted({workspace_name(one.name) for one in here})
+    records, retired = BlockRecords(block.open(), block.key()), 0
+    for name in names:
+        for of in records.retire(name, side):
+            say(f"withdrawn   what control side {side} has recorded of block {of} for {name}")
+            retired += 1
     if not retired:
         raise InvalidInput(
-            f"no workspace here that is kept in store {store} has settings of control side {side}"
+            f"store {store} has no settings of control side {side} for workspace "
+            f"{', '.join(names) or 'of this host'}"
         )
     return 0
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from cyclopts import Parameter
 
@@ -21,6 +21,9 @@ from torpor.shared.plain_text import short
 from torpor.shared.values import Want, machine_path, workspace_name
 from torpor_cli.question import answer
 from torpor_cli.server import connected
+
+if TYPE_CHECKING:
+    from blocks import Workspace
 
 Several = Annotated[list[str] | None, Parameter(negative=())]
 STORE_VARIABLE: Final = "AWS_SECRET_ACCESS_KEY"
@@ -325,12 +328,19 @@ def try_market(reference: str) -> None:
         say(f"            {note}")
 
 
-def keep_on_record(name: str) -> None:
+def keep_on_record(name: str, moved: Workspace | None = None) -> None:
     """Write the settings of a workspace that was just saved into its bucket, and say where another
-    host has others. Where that fails, the next flow does it."""
-    from tasks.block_record import keep_settings, other_settings
+    host has others. Where that fails, the next flow does it. ``moved``: the block as it was in
+    another store, where its settings are withdrawn."""
+    from tasks.block_record import keep_settings, other_settings, withdraw_settings
     from tasks.workspace_blocks import open_workspace
 
+    if moved is not None:
+        try:
+            withdraw_settings(open_workspace(moved), name, moved.store)
+        except TorporError as error:
+            said = f"the settings of {name} stay in the bucket of {moved.store}: {error}"
+            say(f"torpor: warning: {said}", sys.stderr)
     try:
         opened = open_workspace(name)
         keep_settings(opened)

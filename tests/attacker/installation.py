@@ -33,11 +33,9 @@ from torpor.control.safety import Warrant
 from torpor.control.store.block_records import (
     BlockRecords,
     Settings,
-    record_key,
     settings_for,
 )
 from torpor.control.store.receipts import verified_snapshots
-from torpor.control.store.settings_memory import Remembered, ShortMemory
 from torpor.control.store.signatures import ROOT_BYTES, Signer
 from torpor.control.upkeep.pins import pin
 from torpor.machine.agent import snapshot, writing
@@ -167,7 +165,6 @@ class Installation:
     desk: NearMachine
     log_in: Callable[[Endpoint], Callable[[bytes], None]] = lambda endpoint: lambda line: None
     put_back: Callable[[], None] = lambda: None
-    memory: ShortMemory = field(default_factory=ShortMemory)
     met: set[str] = field(default_factory=set)
     """The hosts that somebody has logged in to."""
 
@@ -232,11 +229,8 @@ class Installation:
         stores = [self.one.kept(), self.two.kept()]
         alive, orders, met = dict(market.alive), list(market.orders), set(self.met)
         shutil.copytree(self.folder, template, symlinks=True)
-        remembered = self.memory.remembered()
 
         def put_back() -> None:
-            for one in remembered:
-                self.memory.remember(one)
             for near in (*market.near.values(), self.desk):
                 near.runs.close()
             market.near.clear()
@@ -316,23 +310,11 @@ def _on_record(made: Installation) -> None:
     for spec in (*specs, msgspec.structs.replace(of, name=GONE)):
         for store in (made.one, made.two):
             records = BlockRecords(store, made.store_key)
-            number = 0
             for patterns in (["*.old"], []):
                 settings = settings_of(spec, sealed=made.store_key is not None, patterns=patterns)
-                number = records.keep(spec.name, settings, SIDE, "host", known=number)
+                records.keep(spec.name, settings, SIDE, "host")
             if spec.name == GONE:
-                records.withdraw(GONE, SIDE, GONE, known=number)
-            elif store is made.store_of(spec.name):
-                key = record_key(spec.name, SIDE, spec.name)
-                seen = Remembered(
-                    block=spec.name,
-                    side=SIDE,
-                    workspace=spec.name,
-                    store="",
-                    kept_unix=time.time(),
-                    numbers={key: number},
-                )
-                made.memory.remember(seen)
+                records.withdraw(GONE, SIDE, GONE)
 
 
 def _furnish(made: Installation) -> None:

@@ -64,7 +64,6 @@ from torpor.control.recovery import look_at_bucket
 from torpor.control.reports import Row, WakeReport
 from torpor.control.store.block_records import LATE_S, record_key
 from torpor.control.store.manifests import snapshot_ids
-from torpor.control.store.settings_memory import ShortMemory
 from torpor.control.store.signatures import Forged, Unsigned
 from torpor.shared.errors import (
     InvalidInput,
@@ -109,8 +108,8 @@ class Memory(NobodyListens):
 class Runner(PlainRunner):
     """Runs what watch starts, and keeps what every table shows."""
 
-    def __init__(self, *opened: Any, alerts: Memory, memory: ShortMemory) -> None:
-        super().__init__(*opened, wait_factor=0.0, at_once=4, alerts=alerts, memory=memory)
+    def __init__(self, *opened: Any, alerts: Memory) -> None:
+        super().__init__(*opened, wait_factor=0.0, at_once=4, alerts=alerts)
         self.tables: dict[str, list[Row]] = {}
 
     def table(self, key: str, rows: Sequence[Row], description: str) -> None:
@@ -348,8 +347,7 @@ class Round:
         return answer
 
     def _runner(self) -> Runner:
-        made = self._made
-        return Runner(*made.opened.values(), alerts=self._memory, memory=made.memory)
+        return Runner(*self._made.opened.values(), alerts=self._memory)
 
     def _use(self, host: str) -> None:
         """Its user works there."""

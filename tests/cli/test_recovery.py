@@ -15,18 +15,16 @@ from prefect_aws import AwsCredentials, MinIOCredentials
 
 import blocks
 from blocks import Budget, Idleness, ObjectStore, SSHIdentity, Tuning, VastProvider, Workspace
-from blocks.control_side import SideMemory
 from blocks.reference import load_named, saved_names
 from flows import hibernate
-from tasks.block_record import keep_daily, keep_settings
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from tests.fixtures.rentals import handed_over
 from tests.fixtures.stores import RECORDS_KEY, Server
 from tests.fixtures.world import World, make_world
 from torpor.control.own_server import state_folder
-from torpor.control.store.block_records import BlockRecords, Settings, record_key
-from torpor.shared.errors import InvalidInput, UnsavedWork
+from torpor.control.store.block_records import BlockRecord, BlockRecords, Settings, record_key
+from torpor.shared.errors import InvalidInput, StoreUnavailable, UnsavedWork
 from torpor.shared.values import StoredObject, WorkspaceName
 from torpor_cli import setup
 from torpor_cli.deletion import delete
@@ -35,6 +33,7 @@ from torpor_cli.recovery import KEY_VARIABLE, recover
 from torpor_cli.settings import edit
 
 NAME, MORE = "burnt-down", "burnt-more"
+OTHER = "00000000"
 KINDS: tuple[type[Block], ...] = (
     Budget, Workspace, SSHIdentity, Tuning, Idleness, VastProvider, blocks.LocalProvider,
     ObjectStore, MinIOCredentials, AwsCredentials,
@@ -91,9 +90,6 @@ def _burn(keep: tuple[type[Block], ...] = ()) -> None:
         names = [one for one in saved_names(kind) if one.startswith((NAME, MORE))]
         for name in names if kind not in keep else []:
             kind.delete(name)
-    for one in SideMemory().remembered():
-        if one.block in (NAME, MORE):
-            SideMemory().forget(one)
     with suppress(FileNotFoundError):
         (state_folder() / "keys" / NAME).unlink()
 
@@ -126,10 +122,14 @@ def _stored(world: World) -> bytes:
 
 def _counted(world: World) -> list[str]:
     """The workspaces that have settings on record, as `recover` finds them."""
+    return [record.workspace for record in _records(world)]
+
+
+def _records(world: World) -> list[BlockRecord]:
     records = BlockRecords(world.direct, world.opened.store_key)
     names = [WorkspaceName(one) for one in (NAME, MORE)]
-    found = [record for name in names for record in records.all_of(name).values()]
-    return [record.workspace for record in found if not record.withdrawn]
+    found = [record for name in names for record in records.all_of(name, {}).values()]
+    return [record for record in found if not record.withdrawn]
 
 
 def _dumped(kind: type[Block], name: str) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def test_no_secret_but_the_login_to_machines_is_in_a_bucket_and_that_only_sealed
     bucket = _stored(world)
     assert bucket
     found = BlockRecords(world.direct, OpenWorkspace.of(NAME).store_key)
-    (record,) = found.all_of(WorkspaceName(NAME)).values()
+    (record,) = found.all_of(WorkspaceName(NAME), {}).values()
     said = msgspec.json.encode(record).decode()
     access = world.access
     never = [access.secret_key, access.records_key.hex(), "KEY-OF-MARKET", "TOKEN-OF-HUB"]
@@ -258,10 +258,10 @@ def test_a_block_that_is_here_with_other_content_stays(
     assert SSHIdentity.load(NAME).private_key == other
 
 
-def _kept_elsewhere(world: World, settings: Settings, side: str = "other") -> None:
+def _kept_elsewhere(world: World, settings: Settings, side: str = OTHER) -> None:
     """What another control side records."""
     records = BlockRecords(world.direct, world.opened.store_key)
-    records.keep(WorkspaceName(NAME), settings, side, "elsewhere", known=0)
+    records.keep(WorkspaceName(NAME), settings, side, "elsewhere")
 
 
 def test_recover_changes_nothing_in_the_bucket_of_a_host_that_lives(
@@ -335,11 +335,6 @@ def test_a_deleted_workspace_and_one_that_went_to_another_store_do_not_come_back
         _kept_elsewhere(sealed, msgspec.structs.replace(_settings(late), block="theirs"))
         delete(NAME, yes=True)
         assert _counted(sealed) == [NAME]  # the other host's
-        keep_settings(late)  # by a run that had begun before
-        assert _counted(sealed) == [NAME, NAME]
-        faults: list[Exception] = []
-        keep_daily({}, saved_names(Workspace), faults)  # as watch does
-        assert (_counted(sealed), faults) == ([NAME], [])
 
 
 def _settings(opened: OpenWorkspace) -> Settings:
@@ -348,15 +343,33 @@ def _settings(opened: OpenWorkspace) -> Settings:
     return found
 
 
-def test_what_is_renamed_or_deleted_on_the_page_blocks_does_not_come_back(sealed: World) -> None:
+def test_a_deletion_goes_on_where_the_settings_cannot_be_withdrawn(
+    sealed: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup.keep_on_record(NAME)
+    side = OpenWorkspace.of(NAME).side
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("it is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockRecords, "withdraw", away)
+        delete(NAME, yes=True)
+    assert NAME not in saved_names(Workspace)
+    assert f"`torpor recover {NAME} --store {NAME} --retire {side}` withdraws" in caplog.text
+    assert recover(NAME, store=NAME, retire=side) == 0
+    assert _counted(sealed) == []
+
+
+def test_a_block_that_was_renamed_on_the_page_blocks_comes_back_as_it_was_last(
+    sealed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setup.keep_on_record(NAME)
     change(NAME, name=MORE)
     setup.keep_on_record(NAME)
-    assert _counted(sealed) == [MORE]
-    Workspace.delete(NAME)  # type: ignore[unused-coroutine, unused-ignore]
-    faults: list[Exception] = []
-    keep_daily({}, saved_names(Workspace), faults)
-    assert (_counted(sealed), faults) == ([], [])
+    _burn()
+    assert _recover(sealed, monkeypatch) == 0
+    assert Workspace.load(NAME).name == MORE
 
 
 def test_a_host_with_other_settings_ends_no_machine_until_its_user_has_chosen(
@@ -377,6 +390,6 @@ def test_a_host_with_other_settings_ends_no_machine_until_its_user_has_chosen(
         run_plainly(opened, hibernate)
     assert len(world.machines()) == 1
     assert len(world.snapshots()) == 1  # what it knows is stored
-    assert recover(store=NAME, retire="other") == 0
+    assert recover(store=NAME, retire=OTHER) == 0
     run_plainly(opened, hibernate)
     assert world.machines() == []

@@ -19,6 +19,7 @@ from torpor.shared.values import WorkspaceName, WorkspaceSpec
 
 DEMO = WorkspaceName("demo")
 KEY = bytes(range(32))
+ONE, TWO = "11111111", "22222222"
 
 
 def _settings(*paths: str) -> Settings:
@@ -31,19 +32,19 @@ def _settings(*paths: str) -> Settings:
     )
 
 
-def _written(store: MemoryStore, side: str = "one") -> BlockRecords:
+def _written(store: MemoryStore, side: str = ONE) -> BlockRecords:
     records = BlockRecords(store, KEY)
-    records.keep(DEMO, _settings(), side, "host", known=0)
+    records.keep(DEMO, _settings(), side, "host")
     return records
 
 
 def test_any_number_of_forged_records_hides_no_true_one(memory_store: MemoryStore) -> None:
     """They are tried first, by their names."""
     for number in range(40):
-        memory_store.put(record_key(DEMO, f"0{number}", "mine"), b"junk")
+        memory_store.put(record_key(DEMO, f"000000{number:02}", "mine"), b"junk")
     _written(memory_store)
     (found,) = look_at_bucket(memory_store, KEY)
-    assert [one.side for one in found.records] == ["one"]
+    assert [one.side for one in found.records] == [ONE]
     assert len(found.unread) == 40
 
 
@@ -75,7 +76,7 @@ def test_a_wrong_key_is_refused_and_one_that_opens_a_snapshot_alone_is_not(
     memory_store.put(manifest_key(DEMO, made), blob)
     (found,) = look_at_bucket(memory_store, KEY)
     assert (found.snapshots, found.records) == ([made], [])
-    assert [*found.unread] == [record_key(DEMO, "one", "mine")]
+    assert [*found.unread] == [record_key(DEMO, ONE, "mine")]
     with pytest.raises(InvalidInput, match="has signed none"):
         look_at_bucket(memory_store, bytes(32))
 
@@ -83,16 +84,23 @@ def test_a_wrong_key_is_refused_and_one_that_opens_a_snapshot_alone_is_not(
 def test_of_two_sides_the_newest_settings_are_taken_and_the_others_named(
     memory_store: MemoryStore,
 ) -> None:
-    records = _written(memory_store, side="one")
-    records.keep(DEMO, _settings("/data"), "two", "elsewhere", known=0)
+    records = _written(memory_store, side=ONE)
+    records.keep(DEMO, _settings("/data"), TWO, "elsewhere")
     (found,) = look_at_bucket(memory_store, KEY)
-    assert [one.side for one in found.records] == ["two"]
-    assert ["--side one" in words for words in found.others] == [True]
-    (found,) = look_at_bucket(memory_store, KEY, side="one")
-    assert [one.side for one in found.records] == ["one"]
+    assert [one.side for one in found.records] == [TWO]
+    assert ["--side 11111111" in words for words in found.others] == [True]
+    (found,) = look_at_bucket(memory_store, KEY, side=ONE)
+    assert [one.side for one in found.records] == [ONE]
 
 
 def test_what_was_withdrawn_does_not_come_back(memory_store: MemoryStore) -> None:
-    _written(memory_store).withdraw(DEMO, "one", "mine", known=1)
+    _written(memory_store).withdraw(DEMO, ONE, "mine")
     (found,) = look_at_bucket(memory_store, KEY)
     assert (found.records, found.unread) == ([], {})
+
+
+def test_of_a_block_that_was_renamed_the_newest_record_counts(memory_store: MemoryStore) -> None:
+    records, other = _written(memory_store), WorkspaceName("other")
+    records.keep(other, _settings("/data"), ONE, "host")
+    found = {one.name: [*one.records] for one in look_at_bucket(memory_store, KEY)}
+    assert [name for name, of in found.items() if of] == [other]

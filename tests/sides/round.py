@@ -136,8 +136,7 @@ class Round:
         name = [] if flow is watch else [DEMO]
         answer, said = None, ""
         try:
-            memories = {"alerts": side.alerts, "memory": side.memory}
-            with PlainRunner(side.opened, wait_factor=0.0, at_once=4, **memories):
+            with PlainRunner(side.opened, wait_factor=0.0, at_once=4, alerts=side.alerts):
                 answer = flow.fn(*name, **(options or {}))
             said = type(answer).__name__
         except Burnt:

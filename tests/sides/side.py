@@ -10,13 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from tasks.block_record import keep_settings, retire_side
+from tasks.block_record import keep_settings
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.alert_server import AlertMemory
 from tests.fixtures.lab import Lab
 from torpor.control.store.block_records import BlockRecord, BlockRecords, Settings, settings_for
-from torpor.control.store.settings_memory import ShortMemory
 from torpor.shared.errors import StoreAway
 from torpor.shared.values import WorkspaceName
 
@@ -39,7 +38,6 @@ class Side:
     left: float = float("inf")
     dead: bool = False
     alerts: AlertMemory = field(default_factory=AlertMemory)
-    memory: ShortMemory = field(default_factory=ShortMemory)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def rise(self, requests: float) -> None:
@@ -98,8 +96,7 @@ class Side:
 
     def retire(self, side: str) -> None:
         """What `torpor recover --retire` does."""
-        with self._alone() as opened:
-            retire_side(opened, side)
+        self.records.retire(self._workspace, side)
 
     def recorded(self) -> list[BlockRecord]:
         """What counts in the bucket."""
@@ -110,7 +107,7 @@ class Side:
     def _alone(self) -> Iterator[OpenWorkspace]:
         """The workspace, in a process of its user; nothing burns meanwhile."""
         opened = replace(self.lab.opened, side=self.name, settings=self.settings)
-        with PlainRunner(opened, memory=self.memory):
+        with PlainRunner(opened):
             yield opened
 
     @property

@@ -9,7 +9,12 @@ from typing import Final
 from torpor.control.jobs.records import Job, Jobs
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.reports import Row, moment
-from torpor.control.store.block_records import BlockRecord, BlockRecords, side_and_block
+from torpor.control.store.block_records import (
+    MOST_BYTES,
+    BlockRecord,
+    BlockRecords,
+    side_and_block,
+)
 from torpor.control.store.manifests import open_manifest
 from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.records import Unread
@@ -90,7 +95,22 @@ def look_at_bucket(
     if missing:
         raise InvalidInput(f"{store.address} has nothing of workspace {missing}")
     _check_key(store, store_key, {name: listed[name] for name in names})
-    return [_look(store, store_key, name, listed[name], side) for name in sorted(names)]
+    found = {name: InBucket(name) for name in sorted(names)}
+    records = BlockRecords(store, store_key)
+    read = [
+        record
+        for name, one in found.items()
+        for record in records.all_of(name, one.unread).values()
+        if not record.withdrawn
+    ]
+    newest = {  # a block that was renamed on the page Blocks has an earlier record elsewhere
+        (record.side, record.settings.block): record
+        for record in sorted(read, key=lambda one: one.written_unix)
+    }
+    for name, one in found.items():
+        own = [record for record in newest.values() if record.workspace == name]
+        _look(store, one, listed[name], own, side)
+    return [*found.values()]
 
 
 def _listed(
@@ -118,13 +138,15 @@ def _check_key(
 ) -> None:
     """InvalidInput where the key has signed none of these records and opens none of these
     snapshots. All are tried: somebody may have put any number of others there."""
-    every = [(name, one.key) for name, objects in listed.items() for one in objects]
-    every.sort(key=lambda one: "/blocks/" not in one[1])
-    for name, key in every:
-        if is_signed_kind(key):
-            if _is_signed(store, key):
+    every = [(name, one) for name, objects in listed.items() for one in objects]
+    every.sort(key=lambda one: (side_and_block(one[1].key) is None, one[1].bytes))
+    for name, stored in every:
+        if side_and_block(stored.key) and stored.bytes > MOST_BYTES:
+            continue
+        if is_signed_kind(stored.key):
+            if _is_signed(store, stored.key):
                 return
-        elif store_key is not None and _opens(store, store_key, name, key):
+        elif store_key is not None and _opens(store, store_key, name, stored.key):
             return
     if not every:
         raise InvalidInput(
@@ -158,23 +180,22 @@ def _opens(store: ObjectStore, store_key: bytes, name: WorkspaceName, key: Objec
 
 def _look(
     store: ObjectStore,
-    store_key: bytes | None,
-    name: WorkspaceName,
+    found: InBucket,
     listed: Sequence[StoredObject],
+    records: Sequence[BlockRecord],
     side: str,
-) -> InBucket:
-    found = InBucket(name)
+) -> None:
+    """Fill in what the bucket says of the workspace. ``records``: of its blocks."""
+    name = found.name
     for stored in listed:
         if stored.key.startswith(snapshots_prefix(name)):
             try:
                 found.snapshots.append(snapshot_of(stored.key))
             except InvalidInput:
                 continue  # another program's
-    records = BlockRecords(store, store_key).all_of(name, found.unread)
     by_block: dict[str, list[BlockRecord]] = {}
-    for record in sorted(records.values(), key=lambda one: one.written_unix):
-        if not record.withdrawn:
-            by_block.setdefault(record.settings.block, []).append(record)
+    for record in sorted(records, key=lambda one: one.written_unix):
+        by_block.setdefault(record.settings.block, []).append(record)
     for of in by_block.values():
         chosen = next((one for one in of[::-1] if one.side == side), None) if side else of[-1]
         found.records += [chosen] if chosen is not None else []
@@ -183,7 +204,6 @@ def _look(
         found.rentals += Rentals(store, one).open(found.unread)
     found.jobs = Jobs(store, name).open(found.unread)
     found.pins = sum(1 for _ in pinned_ids(store, name))
-    return found
 
 
 def _is_other(one: BlockRecord, chosen: BlockRecord) -> bool:
@@ -202,4 +222,4 @@ def _other(one: BlockRecord, chosen: BlockRecord) -> str:
 
 def blocks_unread(found: InBucket) -> set[str]:
     """The Workspace blocks of which a record is there that cannot be believed."""
-    return {side_and_block(key)[1] for key in found.unread if "/blocks/" in key}
+    return {of[1] for key in found.unread if (of := side_and_block(key))}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import pytest
 
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.store.block_records import (
+    DAY_S,
     LATE_S,
     BlockRecord,
     BlockRecords,
@@ -16,14 +19,15 @@ from torpor.control.store.block_records import (
 )
 from torpor.control.store.signatures import ROOT_BYTES, Signer, record_in
 from torpor.control.upkeep.signing import sign_records
-from torpor.shared.errors import RecordRefused, UnsavedWork
+from torpor.shared.errors import RecordRefused
 from torpor.shared.format.keys import workspace_key
 from torpor.shared.values import ObjectKey, StoredObject, WorkspaceName, WorkspaceSpec
 
 DEMO = WorkspaceName("demo")
 KEY = bytes(range(32))
+ONE, TWO = "11111111", "22222222"
 SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----"
-OBJECT = record_key(DEMO, "one", "mine")
+OBJECT = record_key(DEMO, ONE, "mine")
 
 
 def _settings(*paths: str, **changes: object) -> Settings:
@@ -36,9 +40,9 @@ def _settings(*paths: str, **changes: object) -> Settings:
     return msgspec.structs.replace(made, blocks=blocks, **changes)
 
 
-def _written(store: MemoryStore, key: bytes | None = KEY, side: str = "one") -> BlockRecords:
+def _written(store: MemoryStore, key: bytes | None = KEY, side: str = ONE) -> BlockRecords:
     records = BlockRecords(store, key)
-    assert records.keep(DEMO, _settings(), side, "host", known=0) == 1
+    records.keep(DEMO, _settings(), side, "host")
     return records
 
 
@@ -71,8 +75,8 @@ def test_a_record_that_is_forged_moved_or_of_a_newer_torpor_is_refused_by_name(
 ) -> None:
     records = _written(memory_store)
     body = memory_store.get(OBJECT, max_bytes=1 << 20)
-    other = record_key(WorkspaceName("other"), "one", "mine")
-    beside = record_key(DEMO, "two", "mine")
+    other = record_key(WorkspaceName("other"), ONE, "mine")
+    beside = record_key(DEMO, TWO, "mine")
     memory_store.put(other, body)
     memory_store.put(beside, memory_store.signer.sign(beside, record_in(body)))
     with pytest.raises(RecordRefused, match=other):
@@ -99,13 +103,13 @@ def test_a_plain_record_brings_no_command_and_no_login(memory_store: MemoryStore
         stored=evil.stored | {"quiesce": ["evil"]},
         blocks=evil.blocks | {"workspace/mine": workspace},
     )
-    BlockRecords(memory_store, None).keep(DEMO, evil, "one", "host", known=0)
+    BlockRecords(memory_store, None).keep(DEMO, evil, ONE, "host")
     for key in (None, KEY):
         said = str(_read(BlockRecords(memory_store, key), memory_store))
         assert "evil" not in said
         assert SECRET not in said
     records = BlockRecords(memory_store, KEY)
-    assert records.keep(DEMO, _settings(), "one", "host", known=1) == 2
+    records.keep(DEMO, _settings(), ONE, "host")
     assert b"workspace" not in record_in(memory_store.get(OBJECT, max_bytes=1 << 20))
 
 
@@ -118,7 +122,7 @@ def test_an_older_record_that_is_put_back_is_refused_and_one_that_is_signed_agai
     store.put(OBJECT, older)  # its own request, sent again and again
     _read(records, store)
     now += 2 * LATE_S
-    records.keep(DEMO, _settings("~/new"), "one", "host", known=1)
+    records.keep(DEMO, _settings("~/new"), ONE, "host")
     _read(records, store)
     store.put(OBJECT, older)
     with pytest.raises(RecordRefused, match="older state back"):
@@ -133,37 +137,50 @@ def test_an_older_record_that_is_put_back_is_refused_and_one_that_is_signed_agai
     store.close()
 
 
-def test_a_side_writes_over_no_other_side_s_record_and_over_no_copy_of_its_own(
-    memory_store: MemoryStore,
-) -> None:
-    records = _written(memory_store, side="one")
-    new = _settings("~/workspace", "/data")
-    assert records.keep(DEMO, new, "two", "host", known=0) == 1
+def test_a_side_writes_over_no_other_side_s_record(memory_store: MemoryStore) -> None:
+    records = _written(memory_store)
+    records.keep(DEMO, _settings("/data"), TWO, "host")
     assert _read(records, memory_store).settings == _settings()
-    assert records.keep(DEMO, new, "one", "host", known=1) == 2
-    with pytest.raises(UnsavedWork, match="copy of this host"):  # whose database is older
-        records.keep(DEMO, _settings(), "one", "host", known=1)
-    assert _read(records, memory_store).settings == new
 
 
 def test_a_record_that_is_withdrawn_stays_so_and_is_written_again_by_its_own_side_only(
     memory_store: MemoryStore,
 ) -> None:
     records = _written(memory_store)
-    assert records.withdraw(DEMO, "one", "mine", known=1) == 2
+    records.withdraw(DEMO, ONE, "mine")
+    before = _listed(memory_store)
     assert _read(records, memory_store).withdrawn
-    assert records.withdraw(DEMO, "one", "mine", known=1) == 2
-    assert records.keep(DEMO, _settings(), "one", "host", known=2) == 3
-    memory_store.put(OBJECT, b"junk")
-    assert records.withdraw(DEMO, "one", "mine", known=3) == 4
-    assert _read(records, memory_store).withdrawn
+    records.withdraw(DEMO, ONE, "mine")
+    assert _listed(memory_store) == before
+    records.keep(DEMO, _settings(), ONE, "host")
+    assert not _read(records, memory_store).withdrawn
 
 
-def test_an_unchanged_record_costs_one_request(memory_store: MemoryStore) -> None:
+def test_an_unchanged_record_is_written_once_a_day(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the newest is of a host that lives."""
     records = _written(memory_store)
     before = _listed(memory_store)
-    puts: list[ObjectKey] = []
-    real = memory_store.put
-    memory_store.put = lambda key, *a, **k: puts.append(key) or real(key, *a, **k)  # type: ignore[method-assign, func-returns-value]
-    assert records.keep(DEMO, _settings(), "one", "host", known=1) == 1
-    assert (puts, _listed(memory_store)) == ([], before)
+    records.keep(DEMO, _settings(), ONE, "host")
+    assert _listed(memory_store) == before
+    now = time.time
+    monkeypatch.setattr("time.time", lambda: now() + DAY_S + 1)
+    records.keep(DEMO, _settings(), ONE, "host")
+    assert _read(records, memory_store).written_unix > before.modified_unix + DAY_S
+
+
+@pytest.mark.parametrize("store_key", [KEY, None])
+def test_a_long_exclude_is_kept_once(memory_store: MemoryStore, store_key: bytes | None) -> None:
+    """Twice it would be too long."""
+    settings = _settings()
+    patterns = [f"scratch/{number:010}" for number in range(5000)]
+    fields = settings.blocks["workspace/mine"] | {"exclude": patterns}
+    long = msgspec.structs.replace(
+        settings,
+        stored=settings.stored | {"exclude": patterns},
+        blocks={"workspace/mine": fields},
+    )
+    records = BlockRecords(memory_store, store_key)
+    records.keep(DEMO, long, ONE, "host")
+    assert _read(records, memory_store).settings.stored["exclude"] == patterns

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.records import TRIES, Records, Unread, left_out
+from torpor.control.store.signatures import ENVELOPE_BYTES
 from torpor.shared.errors import (
     InvalidInput,
     ObjectChanged,
     ObjectExists,
     RecordRefused,
-    UnsavedWork,
+    StoreCorrupt,
     WrongKey,
 )
 from torpor.shared.format.keys import Seal, records_key
@@ -55,10 +56,20 @@ STORED: Final[dict[str, str]] = {
     "process": "process",
 }
 """What decides what a hibernation stores and what it may lose, with its words for people."""
+OF_TUNING: Final = ("left_behind", "left_behind_gib")
+"""Those of them that the workspace's Tuning block has."""
+_IN_ANY_ORDER: Final = ("paths", "exclude", "accept_changed", "accept_lost")
 LATE_S: Final = 20 * 60.0
 """A record is in the store within this time of its signing: stores refuse a request that was signed
 15 minutes ago. One that came later was put back by somebody."""
-_MOST_BYTES: Final = 256 * KIB
+DAY_S: Final = 24 * 3600.0
+"""A record that is older is written again: the newest one is of a host that lives."""
+_MOST_RECORD: Final = 256 * KIB
+MOST_BYTES: Final = _MOST_RECORD + ENVELOPE_BYTES
+"""A longer object is no record, and is not read."""
+_MOST_BODY: Final = _MOST_RECORD // 2
+NEVER_BELIEVED: Final = (RecordRefused, StoreCorrupt)
+_NAME: Final = re.compile(r"workspaces/[^/]+/blocks/(?P<side>[0-9a-f]{8})/(?P<block>[^/]+)")
 _ADVICE: Final = (
     "see which control side the object's name has, and where that host is gone, withdraw its "
     "settings: `torpor recover WORKSPACE --store STORE --retire SIDE`"
@@ -85,22 +96,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return str(self.blocks.get(f"workspace/{self.block}", {}).get("store", ""))
 
     def differs_from(self, other: Settings) -> list[str]:
-        """In which settings of what is stored, in words; as far as both are known."""
+        """In which fields of what is stored, as far as both are known."""
         both = self.stored.keys() & other.stored.keys()
-        return [words for field, words in STORED.items() if field in both
-                and self.stored[field] != other.stored[field]]  # fmt: skip
+        return [
+            name
+            for name in STORED
+            if name in both and _compared(name, self) != _compared(name, other)
+        ]
 
 
 class BlockRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings as one control side wrote them. ``number`` counts the writes. ``withdrawn``: the
-    block is gone, or is kept in another store: nothing of it counts."""
+    """The settings as one control side has them. ``withdrawn``: the block is gone, or is kept in
+    another store: nothing of it counts."""
 
     workspace: WorkspaceName
     side: str
     host: str
     settings: Settings
     written_unix: float
-    number: int = 1
     withdrawn: bool = False
 
     @property
@@ -128,99 +141,114 @@ class BlockRecords:
     def __init__(self, store: ObjectStore, store_key: bytes | None) -> None:
         self._store = store
         self._seal = Seal(None if store_key is None else records_key(store_key))
-        self._records = Records(store, _Signed, _MOST_BYTES, _ADVICE)
+        self._records = Records(store, _Signed, _MOST_RECORD, _ADVICE)
+
+    def listed(self, workspace: WorkspaceName) -> list[StoredObject]:
+        """The objects of the workspace that are block records by their names."""
+        every = self._store.list(blocks_prefix(workspace))
+        return [stored for stored in every if side_and_block(stored.key)]
 
     def read(self, stored: StoredObject) -> BlockRecord | None:
         """The record of a listed object; None if it has gone. RecordRefused for one that no control
         side of this store signed, that a newer torpor wrote, that is sealed with another key, and
         for an older one that was put back, as far as the listing shows it."""
+        if stored.bytes > MOST_BYTES:
+            raise self._records.damaged(stored.key, f"it has {stored.bytes} bytes")
         found = self._read(stored.key)
         if found is None:
             return None
         self._check_age(stored, found[0])
         return found[0]
 
-    def all_of(
-        self, workspace: WorkspaceName, unread: Unread | None = None
-    ) -> dict[ObjectKey, BlockRecord]:
+    def all_of(self, workspace: WorkspaceName, unread: Unread) -> dict[ObjectKey, BlockRecord]:
         """Every record of the workspace, also withdrawn ones. ``unread`` gets the errors of those
-        that cannot be believed; without it, the first one is raised."""
+        that cannot be believed."""
         found = {}
-        for stored in self._store.list(blocks_prefix(workspace)):
+        for stored in self.listed(workspace):
             with left_out(stored.key, unread):
                 if (record := self.read(stored)) is not None:
                     found[stored.key] = record
         return found
 
-    def keep(
-        self,
-        workspace: WorkspaceName,
-        settings: Settings,
-        side: str,
-        host: str,
-        *,
-        known: int,
-        intend: Callable[[int], None] = lambda number: None,
-        again: bool = False,
-    ) -> int:
-        """Write this side's settings where its record has others or is an older one, and return its
-        number. ``known``: the highest number that this side has given it; ``intend`` hears of each
-        new one before it is written, so that no kill lets this side take its own record for another
-        one's. ``again``: write them also where the record has the same. UnsavedWork where somebody
-        else has written other settings there: a copy of this host, which has the name of its
-        side."""
+    def is_fresh(self, workspace: WorkspaceName, side: str, block: str) -> bool:
+        """Whether this side's record of the block was written within a day, and can be read."""
+        try:
+            found = self._read(record_key(workspace, side, block))
+        except NEVER_BELIEVED:
+            return False
+        return found is not None and not found[0].withdrawn and _is_young(found[0])
+
+    def keep(self, workspace: WorkspaceName, settings: Settings, side: str, host: str) -> None:
+        """Write this side's settings where its record has others, is a day old or cannot be
+        believed."""
         key = record_key(workspace, side, settings.block)
         for _ in range(TRIES):
-            found = self._read(key)
-            there, version, plain = found or (None, "", False)
-            if there is not None and not there.withdrawn:
+            try:
+                found, version = self._read(key), ""
+            except NEVER_BELIEVED:
+                found, version = None, None
+            if found is not None:
+                there, version, plain = found
                 same = there.settings == settings and plain != self._seal.sealed
-                if same and there.number >= known and not again:
-                    return there.number
-                if there.number > known and settings.differs_from(there.settings):
-                    raise UnsavedWork(_copied(there))
-            began_unix = time.time()
+                if same and not there.withdrawn and _is_young(there):
+                    return
             record = BlockRecord(
                 workspace=workspace,
                 side=side,
                 host=host,
                 settings=settings,
-                written_unix=began_unix,
-                number=max(known, there.number if there else 0) + 1,
+                written_unix=time.time(),
             )
-            known = record.number
-            intend(known)
             if self._write(record, version):
-                if time.time() - began_unix < LATE_S / 2:
-                    return record.number
-                again = True  # it slept on the way, and would be taken for an older state
+                return
         raise self._records.contested(key)
 
-    def withdraw(self, workspace: WorkspaceName, side: str, block: str, *, known: int) -> int:
-        """Say in its place that a record counts no more, whatever is there, and return its number.
-        A record that is only deleted could be put back."""
+    def withdraw(self, workspace: WorkspaceName, side: str, block: str) -> None:
+        """Say in its place that a record counts no more: one that is only deleted could be put
+        back. An object that cannot be believed is deleted: it never counted."""
         key = record_key(workspace, side, block)
         for _ in range(TRIES):
             try:
                 found = self._read(key)
-                there, version, _ = found or (None, "", False)
-                if there is not None and there.withdrawn and there.number >= known:
-                    return there.number
-                number = max(known, there.number if there else 0) + 1
-            except RecordRefused:
-                version, number = None, known + 1
-            record = BlockRecord(
-                workspace=workspace,
-                side=side,
-                host="",
-                settings=Settings(block=block),
-                written_unix=time.time(),
-                number=number,
-                withdrawn=True,
+            except NEVER_BELIEVED:
+                self._store.delete([key])
+                return
+            if found is None or found[0].withdrawn:
+                return
+            there, version, _ = found
+            gone = msgspec.structs.replace(
+                there, settings=Settings(block=block), written_unix=time.time(), withdrawn=True
             )
-            if self._write(record, version):
-                return number
+            if self._write(gone, version):
+                return
         raise self._records.contested(key)
+
+    def retire(self, workspace: WorkspaceName, side: str) -> list[str]:
+        """Withdraw all that this control side has recorded of the workspace. Returns the names of
+        its blocks."""
+        named = [side_and_block(one.key) for one in self.listed(workspace)]
+        blocks = sorted({of[1] for of in named if of and of[0] == side})
+        for block in blocks:
+            self.withdraw(workspace, side, block)
+        return blocks
+
+    def written_unix(self, record: bytes) -> float:
+        """When a signed record was written, by the store's clock."""
+        return msgspec.json.decode(record, type=learned(_Signed)).written_unix
+
+    def written_now(self, key: ObjectKey, record: bytes) -> bytes:
+        """The record with the time of now, to be signed again for a user who believes it.
+        RecordRefused where it is none of this store: in a sealed one, where its seal does not
+        open."""
+        try:
+            signed = msgspec.json.decode(record, type=learned(_Signed))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise self._records.damaged(key, error) from None
+        if self._seal.sealed and not signed.sealed:
+            raise self._records.damaged(key, "it is plain, and anybody may have written it")
+        self._opened(key, signed)
+        now_unix = time.time() + self._store.clock_ahead_s()
+        return msgspec.json.encode(msgspec.structs.replace(signed, written_unix=now_unix))
 
     def _write(self, record: BlockRecord, version: str | None) -> bool:
         """Whether it was written over this version: empty where none is there, None for any."""
@@ -237,8 +265,11 @@ class BlockRecords:
         return True
 
     def _signed(self, record: BlockRecord) -> _Signed:
-        body, key = msgspec.json.encode(record), record.key
-        if len(body) > _MOST_BYTES // 2:
+        key = record.key
+        body = msgspec.json.encode(
+            msgspec.structs.replace(record, settings=_each_once(record.settings))
+        )
+        if len(body) > _MOST_BODY:
             raise InvalidInput(f"the settings for {key} are too long to keep: {len(body)} bytes")
         if not self._seal.sealed:
             return _Signed(format=FORMAT, written_unix=record.written_unix, plain=msgspec.Raw(body))
@@ -252,6 +283,9 @@ class BlockRecords:
         if found is None:
             return None
         signed, version = found
+        return self._opened(key, signed), version, not signed.sealed
+
+    def _opened(self, key: ObjectKey, signed: _Signed) -> BlockRecord:
         if signed.format != FORMAT:
             raise RecordRefused(
                 f"{key} in {self._store.address} has format {signed.format}, and this torpor reads "
@@ -268,11 +302,10 @@ class BlockRecords:
             raise self._records.damaged(key, error) from None
         if record.key != key:
             raise self._records.damaged(key, "it is of another block")
-        plain = not signed.sealed
-        settings = _without_commands(record.settings) if plain else record.settings
-        written_unix = signed.written_unix
-        record = msgspec.structs.replace(record, settings=settings, written_unix=written_unix)
-        return record, version, plain
+        settings = _whole(record.settings)
+        if not signed.sealed:
+            settings = _without_commands(settings)
+        return msgspec.structs.replace(record, settings=settings, written_unix=signed.written_unix)
 
     def _check_age(self, stored: StoredObject, record: BlockRecord) -> None:
         written_unix = record.written_unix + self._store.clock_ahead_s()
@@ -292,16 +325,27 @@ def came_late(stored: StoredObject, written_unix: float) -> bool:
     return stored.modified_unix - written_unix > LATE_S
 
 
-def _copied(there: BlockRecord) -> str:
-    name = there.workspace
-    return (
-        f"the settings of workspace {name} were written into its bucket under the name of this "
-        f"control side, {there.side}, by somebody else (on host {there.host}): a copy of this "
-        "host, or this one before its database was put back. Delete the variable "
-        "torpor_control_side of one of the two at its Prefect server, which gets another name "
-        f"then; or, where no other host is left, `torpor recover {name} --store STORE --retire "
-        f"{there.side}`"
-    )
+def _compared(name: str, settings: Settings) -> Any:
+    """A field as it is compared."""
+    value = settings.stored[name]
+    return sorted(value, key=str) if name in _IN_ANY_ORDER and isinstance(value, list) else value
+
+
+def _is_young(record: BlockRecord) -> bool:
+    return time.time() - record.written_unix < DAY_S
+
+
+def _each_once(settings: Settings) -> Settings:
+    """Without what the Workspace block says already: a long ``exclude`` is kept once."""
+    own = settings.blocks.get(f"workspace/{settings.block}", {})
+    stored = {name: value for name, value in settings.stored.items() if own.get(name) != value}
+    return msgspec.structs.replace(settings, stored=stored)
+
+
+def _whole(settings: Settings) -> Settings:
+    own = settings.blocks.get(f"workspace/{settings.block}", {})
+    stored = {name: own[name] for name in STORED if own.get(name) is not None}
+    return msgspec.structs.replace(settings, stored=stored | settings.stored)
 
 
 def _without_commands(settings: Settings) -> Settings:
@@ -328,7 +372,8 @@ def record_key(workspace: WorkspaceName, side: str, block: str) -> ObjectKey:
     return ObjectKey(f"{blocks_prefix(workspace)}{side}/{block}")
 
 
-def side_and_block(key: ObjectKey) -> tuple[str, str]:
-    """Whose record the object of this name is, and of which Workspace block."""
-    *_, side, block = key.split("/")
-    return side, block
+def side_and_block(key: ObjectKey) -> tuple[str, str] | None:
+    """Whose record the object of this name is, and of which Workspace block; None where the name is
+    no block record's."""
+    found = _NAME.fullmatch(key)
+    return None if found is None else (found["side"], found["block"])
