@@ -21,7 +21,7 @@ def sign_stores() -> list[str]:
     for name in saved_names(ObjectStore):
         try:
             block = load_named(ObjectStore, name, of="make up")
-            done = sign_records(block.open(), of=_workspaces_of(name, block))
+            done = sign_records(block.open(), block.key(), of=_workspaces_of(name, block))
         except TorporError as error:
             said.append(
                 f"object-store/{name}: its records are not signed: {error}; run "

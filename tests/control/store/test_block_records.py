@@ -127,14 +127,38 @@ def test_an_older_record_that_is_put_back_is_refused_and_one_that_is_signed_agai
     store.put(OBJECT, older)
     with pytest.raises(RecordRefused, match="older state back"):
         _read(records, store)
-    assert sign_records(store).signed == [OBJECT]  # its user had copied the bucket
-    assert sign_records(store).signed == []
+    assert sign_records(store, KEY).signed == [OBJECT]  # its user had copied the bucket
+    assert sign_records(store, KEY).signed == []
     _read(records, store)
     now += 2 * LATE_S
     store.signer = Signer(bytes(ROOT_BYTES), "elsewhere")  # its user gave it another key
-    sign_records(store)
+    sign_records(store, KEY)
     _read(records, store)
     store.close()
+
+
+def test_who_believes_all_records_signs_no_settings_that_anybody_may_have_written(
+    memory_store: MemoryStore,
+) -> None:
+    """A forged address of a market's API would get the market's key."""
+    evil = _settings()
+    evil = msgspec.structs.replace(evil, blocks={"vast-provider/default": {"url": "https://evil"}})
+    for store_key in (None, bytes(32)):  # plain, and sealed with a key of the forger
+        BlockRecords(memory_store, store_key).keep(DEMO, evil, ONE, "host")
+        signed = memory_store.get(OBJECT, max_bytes=1 << 20)
+        forger = Signer(bytes(ROOT_BYTES), "")
+        for forged in (record_in(signed), forger.sign(OBJECT, record_in(signed))):
+            memory_store.put(OBJECT, forged)
+            done = sign_records(memory_store, KEY)
+            assert (done.signed, [*done.left]) == ([], [OBJECT])
+            assert memory_store.get(OBJECT, max_bytes=1 << 20) == forged
+    BlockRecords(memory_store, KEY).keep(DEMO, _settings(), ONE, "host")
+    own = record_in(memory_store.get(OBJECT, max_bytes=1 << 20))
+    memory_store.put(OBJECT, forger.sign(OBJECT, own))  # before the key that signs was lost
+    assert sign_records(memory_store, KEY).signed == [OBJECT]
+    BlockRecords(memory_store, None).keep(DEMO, evil, ONE, "host")
+    memory_store.put(OBJECT, record_in(memory_store.get(OBJECT, max_bytes=1 << 20)))
+    assert sign_records(memory_store).signed == []  # also in a plain store
 
 
 def test_a_side_writes_over_no_other_side_s_record(memory_store: MemoryStore) -> None:

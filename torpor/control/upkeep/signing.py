@@ -6,17 +6,16 @@ asks for it by name.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
-from torpor.control.store.block_records import came_late
+from torpor.control.store.block_records import BlockRecords, came_late, side_and_block
 from torpor.control.store.catalog import CATALOG
 from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.signatures import Forged, Unsigned, record_in
-from torpor.shared.errors import ObjectChanged, StoreCorrupt, StoreMissing
+from torpor.shared.errors import ObjectChanged, RecordRefused, StoreCorrupt, StoreMissing
 from torpor.shared.values import MIB, ObjectKey, StoredObject, WorkspaceName
 
 _KINDS: Final = frozenset(
@@ -29,6 +28,9 @@ _MOST_BYTES: Final = 33 * MIB  # a mark of prune; all others are small
 _PASSES: Final = 5  # a run that goes on may write an unsigned record after it was listed
 
 
+_LEFT: Final = (ObjectChanged, RecordRefused, StoreCorrupt, msgspec.MsgspecError, ValueError)
+
+
 class Signed(NamedTuple):
     """The records that were signed, and those that were left as they are, with the reason."""
 
@@ -38,12 +40,17 @@ class Signed(NamedTuple):
 
 def sign_records(
     store: ObjectStore,
+    store_key: bytes | None = None,
     *,
     of: Callable[[WorkspaceName], bool] = lambda name: True,
 ) -> Signed:
     """Sign every record of the store that its key has not signed, or that was changed, and settings
     that came into the bucket long after they were signed, in the order in which they were written,
-    until a pass finds none. ``of``: whether a workspace's records are meant. Idempotent."""
+    until a pass finds none. ``store_key``: what seals settings there; None where the store is
+    plain. Settings that have no signature at all, or that it does not open, stay as they are:
+    anybody may have written them, and they say where a market's key is sent. ``of``: whether a
+    workspace's records are meant. Idempotent."""
+    blocks = BlockRecords(store, store_key)
     signed: list[ObjectKey] = []
     for _ in range(_PASSES):
         found = [one for prefix in ("workspaces/", *_OF_ALL) for one in store.list(prefix)]
@@ -53,9 +60,9 @@ def sign_records(
             if not is_signed_kind(stored.key) or not of(_workspace(stored.key)):
                 continue
             try:
-                if _sign(store, stored):
+                if _sign(store, stored, blocks):
                     signed.append(stored.key)
-            except (ObjectChanged, StoreCorrupt, msgspec.MsgspecError, ValueError) as error:
+            except _LEFT as error:
                 left[stored.key] = str(error)
             except RecursionError:
                 left[stored.key] = "it is nested too deeply"
@@ -68,6 +75,8 @@ def is_signed_kind(key: ObjectKey) -> bool:
     """Whether objects of such a name are records that carry a signature."""
     parts = key.split("/")
     is_kind = len(parts) > 2 and parts[2] in _KINDS and parts[3:] != [CATALOG]  # made anew
+    if is_kind and parts[2] == "blocks":
+        return side_and_block(key) is not None
     return key.startswith(_OF_ALL) or is_kind
 
 
@@ -75,30 +84,26 @@ def _workspace(key: ObjectKey) -> WorkspaceName:
     return WorkspaceName("" if key.startswith(_OF_ALL) else key.split("/")[1])
 
 
-def _sign(store: ObjectStore, stored: StoredObject) -> bool:
+def _sign(store: ObjectStore, stored: StoredObject, blocks: BlockRecords) -> bool:
     """Whether it was signed now. Raises what keeps it as it is."""
     key = stored.key
     try:
         blob, version = store.read(key, max_bytes=_MOST_BYTES)
     except StoreMissing:
         return False  # a run has moved it meanwhile
-    fits, record = False, blob
+    fits, record, of_block = False, blob, side_and_block(key) is not None
     try:
         record = store.signer.check(key, blob)
         fits = True
     except Unsigned:
-        pass  # as torpor wrote it before it signed records
+        if of_block:
+            raise  # torpor has signed each of them
     except Forged:
         record = record_in(blob)
-    if key.split("/")[2:3] == ["blocks"]:
-        found = msgspec.json.decode(record, type=dict[str, Any])
-        written_unix = found.get("written_unix")
-        if fits and isinstance(written_unix, float) and not came_late(stored, written_unix):
-            return False
-        now_unix = time.time() + store.clock_ahead_s()  # else it looks put back
-        record = msgspec.json.encode(found | {"written_unix": now_unix})
-    elif fits:
+    if fits and not (of_block and came_late(stored, blocks.written_unix(record))):
         return False
+    if of_block:
+        record = blocks.written_now(key, record)  # else it looks put back
     msgspec.json.decode(record)
     store.put(key, store.signer.sign(key, record), if_version=version)
     return True
