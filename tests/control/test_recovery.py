@@ -6,16 +6,25 @@ import pytest
 
 from tests.fixtures.manifests import PLAIN
 from tests.fixtures.memory_store import MemoryStore
+from tests.fixtures.records import put_record
 from tests.fixtures.small_saves import put_save
+from torpor.control.jobs.records import Job
 from torpor.control.recovery import look_at_bucket
-from torpor.control.store.block_records import BlockRecords, Settings, record_key, settings_for
+from torpor.control.rental.records import Rental, Rentals
+from torpor.control.store.block_records import (
+    MOST_BYTES,
+    BlockRecords,
+    Settings,
+    record_key,
+    settings_for,
+)
 from torpor.control.store.manifests import open_manifest
 from torpor.control.store.signatures import ROOT_BYTES, Signer
-from torpor.shared.errors import InvalidInput, StoreUnavailable
+from torpor.shared.errors import InvalidInput, StoreDenied, StoreUnavailable
 from torpor.shared.format.keys import Seal, workspace_key
 from torpor.shared.format.manifest import encode_manifest
 from torpor.shared.format.names import manifest_key
-from torpor.shared.values import WorkspaceName, WorkspaceSpec
+from torpor.shared.values import ObjectKey, WorkspaceName, WorkspaceSpec, object_key
 
 DEMO = WorkspaceName("demo")
 KEY = bytes(range(32))
@@ -97,6 +106,48 @@ def test_what_was_withdrawn_does_not_come_back(memory_store: MemoryStore) -> Non
     _written(memory_store).withdraw(DEMO, ONE, "mine")
     (found,) = look_at_bucket(memory_store, KEY)
     assert (found.records, found.unread) == ([], {})
+
+
+def test_a_look_at_a_bucket_writes_nothing_there_and_reads_no_giant(
+    memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a key that may only read: also what a killed run left to be moved stays as it is."""
+    _written(memory_store)
+    rentals = Rentals(memory_store, DEMO)
+    label = rentals.new_label("me")
+    ended = Rental(label=label, provider="vast:1", state="ended", created_unix=1.0)
+    put_record(memory_store, rentals.key(label), ended)
+    job = Job(
+        id="0123456789ab",
+        workspace=DEMO,
+        block="mine",
+        command=["a"],
+        created_unix=1.0,
+        state="succeeded",
+        ended_unix=2.0,
+    )
+    put_record(memory_store, object_key(f"workspaces/{DEMO}/jobs/open/{job.id}"), job)
+    for number in range(3):
+        memory_store.put(record_key(DEMO, f"0000000{number}", "mine"), bytes(2 * MOST_BYTES))
+    before = [*memory_store.list("")]
+    asked: list[int] = []
+    real = memory_store.get
+
+    def read(key: ObjectKey, *, max_bytes: int) -> bytes:
+        asked.append(len(body := real(key, max_bytes=max_bytes)))
+        return body
+
+    monkeypatch.setattr(memory_store, "get", read)
+    for name in ("put", "delete"):
+        monkeypatch.setattr(memory_store, name, lambda *_, **__: _raise(StoreDenied("read only")))
+    (found,) = look_at_bucket(memory_store, KEY)
+    assert (found.rentals, found.jobs, len(found.unread)) == ([], [], 3)
+    assert [one.side for one in found.records] == [ONE]
+    assert [*memory_store.list("")] == before
+    memory_store.signer = Signer(bytes(ROOT_BYTES), "")
+    with pytest.raises(InvalidInput, match="has signed none"):
+        look_at_bucket(memory_store, KEY)
+    assert max(asked) < MOST_BYTES
 
 
 def test_of_a_block_that_was_renamed_the_newest_record_counts(memory_store: MemoryStore) -> None:

@@ -201,8 +201,8 @@ def _look(
         found.records += [chosen] if chosen is not None else []
         found.others += [_other(one, chosen) for one in of if chosen and _is_other(one, chosen)]
     for one in names_of(name):
-        found.rentals += Rentals(store, one).open(found.unread)
-    found.jobs = Jobs(store, name).open(found.unread)
+        found.rentals += Rentals(store, one).open(found.unread, files=False)
+    found.jobs = Jobs(store, name).open(found.unread, files=False)
     found.pins = sum(1 for _ in pinned_ids(store, name))
 
 
