@@ -15,7 +15,7 @@ from flows.procedures.save import (
     with_held,
 )
 from tasks.autosave import delete_autosaves
-from tasks.block_record import SameSettings, keep_settings
+from tasks.block_record import SameSettings, keep_settings, other_settings
 from tasks.flow import flow
 from tasks.guards import (
     EndingMachine,
@@ -155,7 +155,7 @@ def _preview(
         stored_bytes=stored_bytes,
         price_usd_h=price_usd_h,
         storage_usd_month=None if price is None else price.usd_month(stored_bytes),
-        keeps=[*keeps, *_job(opened, machine), *lost.keep, *unfrozen] if destroys else [],
+        keeps=_kept(opened, machine, [*keeps, *lost.keep, *unfrozen]) if destroys else [],
         yours=lost.own,
         lost=lost.lines,
         programs=programs,
@@ -176,6 +176,11 @@ def _works(
         except MachineInUse as error:
             keeps.append(str(error))
     return keeps
+
+
+def _kept(opened: OpenWorkspace, machine: Machine, keeps: list[str]) -> list[str]:
+    """With what is known without the machine."""
+    return [*keeps, *_job(opened, machine), *other_settings(opened)]
 
 
 def _job(opened: OpenWorkspace, machine: Machine) -> list[str]:

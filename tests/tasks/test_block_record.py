@@ -20,6 +20,7 @@ from tasks.plain_runner import PlainRunner
 from tests.fixtures.lab import Lab
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.rentals import handed_over
+from torpor.control.reports import HibernatePreview
 from torpor.control.store.block_records import (
     DAY_S,
     LATE_S,
@@ -190,6 +191,17 @@ def test_a_server_that_is_away_stops_no_hibernate_and_no_watch(
     assert lab.machines() == []
     assert "no server" in caplog.text
     assert memory_store.head(one.key) is None
+
+
+def test_a_dry_run_says_that_other_settings_would_keep_the_machine(lab: Lab) -> None:
+    one, two = Side(lab, ONE), Side(lab, TWO)
+    two.edit(exclude=["*.tmp"])
+    machine, _ = handed_over(lab.opened)
+    _work(lab, machine)
+    with one.runs():
+        report = hibernate.fn(DEMO, dry_run=True)
+    assert isinstance(report, HibernatePreview)
+    assert [TWO in words for words in report.keeps] == [True]
 
 
 @pytest.mark.parametrize("others", [0, 3])
