@@ -1,7 +1,8 @@
 """What the blocks of a workspace hold, as its record in the bucket keeps it, and back.
 
-A market's key, a login, a token and an encryption key are never kept. The private key of an SSH
-identity is, in a sealed store only: it opens the machines that stand.
+A market's key, a login, a token, a passphrase and an encryption key are never kept. The private
+key of an SSH identity is, in a sealed store only and unless its block says otherwise: it opens the
+machines that stand.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def fields_of(block: Block, *, sealed: bool) -> tuple[Fields, list[str]]:
         value = getattr(block, name)
         if name in secret:
             plain = value.get_secret_value() if value is not None else None
-            if plain and kind is SSHIdentity and sealed:
+            if plain and name == "private_key" and sealed and getattr(block, "on_record", False):
                 fields[name] = plain
             elif plain:
                 withheld.append(name)

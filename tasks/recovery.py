@@ -45,10 +45,11 @@ _OF_UI: Final = "on the UI's page Blocks"
 class Recovery:
     """Brings back what ``records`` say into blocks of this host. ``store_block``: the name of the
     bucket's Object Store block here. ``secret``: asked for a field that no record holds; empty for
-    not now."""
+    not now. ``show``: hears first where it would be sent, unless that is the usual place."""
 
     store_block: str
     secret: Callable[[str, str], str]
+    show: Callable[[str], None]
     done: list[Row] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     whole: bool = True
@@ -121,7 +122,7 @@ class Recovery:
             f"it{hint}",
         )
 
-    def _named(self, reference: str, fields: Fields | None, withheld: Iterable[str]) -> str:
+    def _named(self, reference: str, fields: Fields | None, withheld: Sequence[str]) -> str:
         """The block that is as the record says: the one that is here, or a new one; its name is
         another one where that is taken."""
         slug, _, name = reference.partition("/")
@@ -131,6 +132,10 @@ class Recovery:
                 self._missing(f"{reference} is on no record: make it {_OF_UI}")
             return reference
         if there is not None and (slug == LOCAL or is_as(there, fields)):
+            if "private_key" in withheld:
+                self._missing(f"{reference}: its private key is on no record, and the one of the "
+                              f"block that is here is taken. Where the old host had another one, "
+                              f"save that {_OF_UI}")  # fmt: skip
             return reference
         if name in saved_names(kind):
             name = other_name(name, fields)
@@ -144,16 +149,20 @@ class Recovery:
     def _make(self, reference: str, kind: type[Block], fields: Fields, withheld: list[str]) -> None:
         """A block that is not here, with the secrets that a person gives."""
         name = reference.partition("/")[2]
-        given = {one: self.secret(reference, one) for one in _texts(kind, withheld)}
+        asked = _texts(kind, withheld)
+        if asked and (address := _unusual(kind, fields)):
+            self.show(f"{reference} sends what you give to {address}, which is not the usual place")
+        given = {one: self.secret(reference, one) for one in asked}
         left = [one for one in withheld if not given.get(one)]
-        needed = [one for one in left if kind.model_fields[one].is_required()]
+        needed = [one for one in left if _is_needed(kind, one)]
         if needed:
             self.whole = False
             self._say(reference, f"not made: {', '.join(needed)} is on no record")
             again = f"torpor recover --store {self.store_block}"
-            if kind.get_block_type_slug() == IDENTITY:
-                self._missing(f"{reference}: a plain store keeps no private key, and the machines "
-                              f"that stand let no other one in. Save it {_OF_UI}")  # fmt: skip
+            if "private_key" in needed:
+                self._missing(f"{reference}: its private key is on no record, as in a plain store, "
+                              "and the machines that stand let no other one in. Save it "
+                              f"{_OF_UI}")  # fmt: skip
                 return
             self._missing(f"{reference}: its {', '.join(needed)}. Give the command again, `{again}"
                           f"`, at a terminal, or with {variable_of(reference, needed[0])} set, or "
@@ -172,7 +181,7 @@ class Recovery:
         for one in left:
             self._missing(f"{reference} had {one}, which no record holds: fill it in {_OF_UI}")
         credentials = str(fields.get("credentials") or "")
-        if credentials and credentials.partition("/")[0] and kind in PROVIDERS:
+        if credentials and kind in PROVIDERS:
             self._missing(f"{reference} logs in with the block {credentials}: fill it in {_OF_UI}")
 
     def _budget(self, reference: str, fields: Fields) -> None:
@@ -248,7 +257,22 @@ def _save(block: Block, name: str) -> None:
         raise InvalidInput(f"it could not be saved: {error}") from None
 
 
-def _texts(kind: type[Block], withheld: Iterable[str]) -> list[str]:
+def _texts(kind: type[Block], withheld: Sequence[str]) -> list[str]:
     """Those of the fields that a line of text fills in."""
-    lines = {*secret_fields(kind)} if kind.get_block_type_slug() != IDENTITY else set()
+    if "private_key" in withheld:
+        return []  # many lines; without it, its passphrase opens nothing
+    lines = {*secret_fields(kind)}
     return [one for one in withheld if one in lines]
+
+
+def _is_needed(kind: type[Block], field: str) -> bool:
+    """Whether the block is of no use without it."""
+    return kind.model_fields[field].is_required() or kind.get_block_type_slug() == IDENTITY
+
+
+def _unusual(kind: type[Block], fields: Fields) -> str:
+    """The addresses of a market that are not what a new block of it has."""
+    of = {name: field.default for name, field in kind.model_fields.items() if "url" in name}
+    return ", ".join(
+        str(fields[name]) for name, usual in of.items() if fields.get(name, usual) != usual
+    )

@@ -111,7 +111,7 @@ def recover(
             raise InvalidInput(f"control side {side} has recorded no settings of these workspaces")
         if new is not None:
             new.save(records)
-        done = Recovery(store_block=name, secret=_secret)
+        done = Recovery(store_block=name, secret=_secret, show=say)
         done.bring_back(records)
         print_rows(done.done, wide=wide)
         return _say_rest(found, [*done.unknown, *lost_secrets(found)], whole=done.whole, name=name)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import asyncssh
 import msgspec
 import pytest
 from prefect.blocks.core import Block
@@ -176,6 +177,51 @@ def test_no_secret_but_the_login_to_machines_is_in_a_bucket_and_that_only_sealed
     only_sealed = ["PRIVATE KEY", "TOKEN-IN-LINE"]
     assert not [one for one in only_sealed if one.encode() in bucket]
     assert [one in said for one in only_sealed] == 2 * [access.store_key is not None]
+
+
+def test_the_passphrase_of_an_identity_is_asked_for_and_its_key_stays_away_on_request(
+    sealed: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    text = key.export_private_key(passphrase="OPEN-SESAME").decode()
+    SSHIdentity(private_key=text, passphrase="OPEN-SESAME").save(NAME, overwrite=True)
+    before = _dumped(SSHIdentity, NAME)
+    setup.keep_on_record(NAME)
+    (settings,) = (one.settings for one in _records(sealed))
+    assert "OPEN-SESAME" not in str(settings)
+    _burn()
+    assert _recover(sealed, monkeypatch) == FAILED
+    variable = "TORPOR_SSH_IDENTITY_BURNT_DOWN_PASSPHRASE"
+    assert variable in capsys.readouterr().out
+    assert NAME not in saved_names(SSHIdentity)
+    monkeypatch.setenv(variable, "OPEN-SESAME")
+    assert recover(store=NAME) == 0
+    assert _dumped(SSHIdentity, NAME) == before
+    own = SSHIdentity.load(NAME)
+    own.on_record = False
+    own.save(NAME, overwrite=True)
+    setup.keep_on_record(NAME)
+    (settings,) = (one.settings for one in _records(sealed))
+    assert "PRIVATE KEY" not in str(settings)
+
+
+def test_an_address_of_a_market_that_is_not_its_own_is_shown_before_its_key_is_asked_for(
+    sealed: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    VastProvider(api_key="KEY-OF-MARKET", url="https://gateway.example").save(NAME)
+    change(NAME, more_providers=[f"vast-provider/{NAME}"])
+    setup.keep_on_record(NAME)
+    VastProvider.delete(NAME)  # type: ignore[unused-coroutine, unused-ignore]
+    shown: list[str] = []
+
+    def asked(prompt: str) -> str:
+        shown.append(capsys.readouterr().out)
+        return ""
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("getpass.getpass", asked)
+    assert recover(store=NAME) == FAILED
+    assert f"vast-provider/{NAME} sends what you give to https://gateway.example" in shown[0]
 
 
 def test_without_the_key_of_a_market_the_rest_is_made_and_the_command_again_makes_it_whole(
