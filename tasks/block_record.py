@@ -70,9 +70,9 @@ def _keep(opened: OpenWorkspace, patience: StorePatience, *, daily: str = "") ->
 
 def withdraw_settings(opened: OpenWorkspace, block: str, store: str) -> None:
     """Say in the bucket that this side's block is gone, or is kept in another store. Nothing
-    happens to the records of other control sides. What fails is a warning. ``store``: the name of
-    the Object Store block."""
-    name, side = opened.spec.name, opened.side
+    happens to the records of other control sides. What fails is a warning. ``store``: the Object
+    Store block, as a Workspace block names it."""
+    name, side, store = opened.spec.name, opened.side, store.rpartition("/")[2]
     if not side:
         return
     records = BlockRecords(StorePatience(KEEP_S).of(opened.store), opened.store_key)

@@ -125,17 +125,19 @@ def _retire(store: str, wanted: Sequence[WorkspaceName], side: str) -> int:
     from torpor.control.store.block_records import BlockRecords
 
     block = load(store, (ObjectStore,), of="")
-    here = [one for one in load_all(Workspace) if one.store.rpartition("/")[2] == store]
-    names = wanted or sorted({workspace_name(one.name) for one in here})
+    names = {*wanted}
+    if not wanted:
+        here = [one for one in load_all(Workspace) if one.store.rpartition("/")[2] == store]
+        names = {workspace_name(one.name) for one in here}
     records, retired = BlockRecords(block.open(), block.key()), 0
-    for name in names:
+    for name in sorted(names):
         for of in records.retire(name, side):
             say(f"withdrawn   what control side {side} has recorded of block {of} for {name}")
             retired += 1
     if not retired:
         raise InvalidInput(
             f"store {store} has no settings of control side {side} for workspace "
-            f"{', '.join(names) or 'of this host'}"
+            f"{', '.join(sorted(names)) or 'of this host'}"
         )
     return 0
 
@@ -225,9 +227,8 @@ class _New(NamedTuple):
 
 def _store_fields(record: BlockRecord) -> dict[str, Any]:
     """What the record's own store block held."""
-    blocks = record.settings.blocks
-    named = str(blocks.get(f"workspace/{record.settings.block}", {}).get("store", ""))
-    return blocks.get(f"object-store/{named}", {})
+    settings = record.settings
+    return settings.blocks.get(f"object-store/{settings.store}", {})
 
 
 def _save_once(block: Any, name: str) -> None:

@@ -208,3 +208,9 @@ def test_a_long_exclude_is_kept_once(memory_store: MemoryStore, store_key: bytes
     records = BlockRecords(memory_store, store_key)
     records.keep(DEMO, long, ONE, "host")
     assert _read(records, memory_store).settings.stored["exclude"] == patterns
+
+
+def test_the_store_of_a_record_is_named_as_recover_takes_it() -> None:
+    """A Workspace block may name it with its type."""
+    fields = {"workspace/mine": {"store": "object-store/main"}}
+    assert Settings(block="mine", blocks=fields).store == "main"

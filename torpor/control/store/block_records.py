@@ -92,8 +92,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def store(self) -> str:
-        """The Object Store block that the Workspace block names."""
-        return str(self.blocks.get(f"workspace/{self.block}", {}).get("store", ""))
+        """The name of the Object Store block that the Workspace block names."""
+        named = str(self.blocks.get(f"workspace/{self.block}", {}).get("store", ""))
+        return named.rpartition("/")[2]
 
     def differs_from(self, other: Settings) -> list[str]:
         """In which fields of what is stored, as far as both are known."""
