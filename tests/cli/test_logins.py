@@ -70,7 +70,9 @@ def test_ssh_goes_through_the_jump_host_of_a_machine(
     assert "Accepted publickey" in jump.log.read_text()
     false_jump = msgspec.structs.replace(jump.endpoint, host_key=sshd.host_key)
     refused = said(msgspec.structs.replace(endpoint, jump=false_jump))
-    assert "Host key verification failed" in refused.stderr and refused.returncode
+    # OpenSSH says why, but for a connection that it shares: then the jump's words go nowhere.
+    assert refused.returncode and not refused.stdout
+    assert "Host key verification failed" in refused.stderr or "closed" in refused.stderr
 
 
 def test_a_chosen_machine_has_a_name_of_its_own_which_editors_use(
