@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 from deployments.terminal import folded
@@ -92,7 +93,8 @@ def ask_to_rent(
     together: bool = False,
 ) -> float:
     """Show the best offers, and ask; returns what a machine may cost by the hour after a yes, in
-    USD. InvalidInput if nobody can answer, RunCancelled after a no.
+    USD, rounded up to the tenth of a cent that is shown. InvalidInput if nobody can answer,
+    RunCancelled after a no.
     ``starts``: whether the workspace's programs are started there. ``again``: a job rents another
     machine whenever one is lost. ``after``: what else a yes gives. ``max_usd``: what a job may
     cost; 0 for no limit. ``together``: the machines are the nodes of a job."""
@@ -115,7 +117,7 @@ def ask_to_rent(
     if again:
         asked += f", and another one whenever one is lost, {_later(found.max_price_usd_h, max_usd)}"
     confirm(f"{asked}{after}?", "nothing was rented")
-    return max(tried)
+    return ceil(max(tried) * 1000) / 1000
 
 
 def _later(limit_usd_h: float | None, max_usd: float) -> str:

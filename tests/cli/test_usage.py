@@ -336,7 +336,9 @@ def test_the_question_names_what_a_dearer_offer_would_cost_and_a_yes_holds_for_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A wish of several GPUs ranks by preference first."""
-    sold = [SimpleNamespace(offer=SimpleNamespace(bound_usd_h=price)) for price in (0.4, 0.5, 30.0)]
+    sold = [
+        SimpleNamespace(offer=SimpleNamespace(bound_usd_h=price)) for price in (0.4, 0.5, 29.9996)
+    ]
     found = SimpleNamespace(fitting=sold, rows=list)
     monkeypatch.setattr("torpor_cli.question.offers_of", lambda *_, **__: found)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
@@ -344,7 +346,7 @@ def test_the_question_names_what_a_dearer_offer_would_cost_and_a_yes_holds_for_n
     monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "no")
     with pytest.raises(RunCancelled):
         ask_to_rent("mywork", "newest", 2, starts=True)
-    assert "at 0.800 $/h, 19.20 $ a day (up to 60.000 $/h where the first offers fail)?" in asked[0]
+    assert "at 0.800 $/h, 19.20 $ a day (up to 59.999 $/h where the first offers fail)?" in asked[0]
     monkeypatch.setattr("builtins.input", lambda question: "yes")
     assert ask_to_rent("mywork", "newest", 2, starts=True) == 30.0
 
