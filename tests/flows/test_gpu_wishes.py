@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from flows import create, job
+from flows import create, deploy, job
+from tasks.workspace import OpenWorkspace
 from tests.fixtures.driver import JOB_FLOW, Story, drive_job, left_job
 from tests.fixtures.lab import Lab
 from tests.fixtures.market import H100
@@ -104,6 +107,23 @@ def test_no_machine_is_dearer_than_what_a_person_agreed_to(lab_of_gpus: Lab) -> 
     assert _ordered(lab_of_gpus) == []
     wake_plainly(lab_of_gpus.opened, agreed_usd_h=4.01)
     assert _ordered(lab_of_gpus) == ["1"]
+
+
+def test_a_deploy_rents_nothing_dearer_than_what_a_person_agreed_to(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow, wanted = import_module("flows.deploy"), list[Want]()
+
+    def deployed(opened: OpenWorkspace, *_: Any) -> None:
+        wanted.append(opened.spec.want)
+        raise InvalidInput("seen")
+
+    stack = SimpleNamespace(check=lambda strategy: None, needs_model_there=False)
+    monkeypatch.setattr(flow, "open_stack", lambda name: stack)
+    monkeypatch.setattr(flow, "deploy_stack", deployed)
+    with pytest.raises(InvalidInput, match="seen"):
+        run_plainly(lab.opened, deploy, "vllm", agreed_usd_h=2.0)
+    assert [want.agreed_usd_h for want in wanted] == [2.0]
 
 
 def test_what_a_person_agrees_to_limits_what_an_offer_may_come_to_and_no_bid(lab: Lab) -> None:
