@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from deployments.terminal import Waiting, rewrites
+from deployments.terminal import TICK_S, Waiting, rewrites
 from torpor.shared.plain_text import short
 from torpor_cli.flow_runs import Format
 from torpor_cli.output import console, print_report, rows_table
@@ -74,7 +74,7 @@ def _renew(look: Any, every_s: float, *, wide: bool) -> None:
         live.start()
         while True:
             live.refresh()
-            time.sleep(every_s)
+            _pause(every_s)
             try:
                 seen = look(seen)
             except Exception as error:  # noqa: BLE001 - the next look may find all well
@@ -87,6 +87,14 @@ def _renew(look: Any, every_s: float, *, wide: bool) -> None:
         return
     finally:
         live.stop()  # also what an interrupt has left half-started
+
+
+def _pause(seconds: float) -> None:
+    """Sleep, a second at a time: Python hears a Ctrl-C that came at the moment at which a sleep
+    began only after that sleep, which would be an hour with ``--every 3600``."""
+    ends_s = time.monotonic() + seconds
+    while (left_s := ends_s - time.monotonic()) > 0:
+        time.sleep(min(left_s, TICK_S))
 
 
 def _picture(seen: Top, *, wide: bool) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from tasks.top import MachineNow, Top
+from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.jobs.listing import JobList
 from torpor.control.overview import Overview, Overviews
 from torpor_cli.top import top
@@ -104,6 +106,7 @@ def _on_a_terminal(colour: dict[str, str], every: str, until: bytes) -> tuple[by
     sent = False
     try:
         while True:
+            assert select.select([ours], [], [], PATIENCE_S)[0], said
             try:
                 said += os.read(ours, 65536)
             except OSError:  # the other end is closed
