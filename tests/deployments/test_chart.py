@@ -162,6 +162,7 @@ def test_without_machines_there_is_no_role(helm: Helm) -> None:
     }
 
 
+@pytest.mark.rule("H19")
 def test_machines_reach_no_metadata_service_and_jump_pods_nothing_but_machines(
     helm: Helm,
 ) -> None:
@@ -190,6 +191,7 @@ def test_machines_reach_no_metadata_service_and_jump_pods_nothing_but_machines(
         assert ports == (["ssh", 8888] if "machines" in name else ["ssh"])
 
 
+@pytest.mark.rule("H19")
 def test_nobody_reaches_the_workers_but_prometheus(helm: Helm) -> None:
     policies = {
         file: next(

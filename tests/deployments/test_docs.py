@@ -20,6 +20,7 @@ import flows
 from deployments.installation import Installation
 from deployments.server import LOGIN_VARIABLE
 from tests.deployments.test_every_deployment import STAGES
+from tests.rules import RULES, described, marked, rules
 from torpor_cli.app import app
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
@@ -30,7 +31,6 @@ QUICK_START: Final = PROJECT / "docs" / "guide" / "quick-start.md"
 COMMANDS: Final = PROJECT / "docs" / "guide" / "commands.md"
 TROUBLE: Final = PROJECT / "docs" / "guide" / "troubleshooting.md"
 SAFETY: Final = PROJECT / "docs" / "safety.md"
-RULES: Final = PROJECT / "docs" / "contributing" / "safety.md"
 EXAMPLES: Final = sorted((PROJECT / "examples").rglob("*.md"))
 PAGES: Final = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md"), *EXAMPLES])
 
@@ -42,22 +42,45 @@ def _name(page: object) -> str:
     return str(page.relative_to(PROJECT)) if isinstance(page, Path) else str(page)
 
 
-def test_the_safety_rules_name_files_that_are_there() -> None:
-    named = re.findall(r"`((?:torpor|tests|tasks|flows|blocks)/[\w./]*)`", RULES.read_text())
-    assert len(named) > 30
-    assert [path for path in named if not (PROJECT / path).exists()] == []
+def test_each_safety_rule_has_tests_and_each_mark_has_its_rule() -> None:
+    numbers = [rule.number for rule in rules()]
+    plain = [number for number in numbers if not number.startswith("H")]
+    assert plain == [str(number) for number in range(1, len(plain) + 1)]
+    assert numbers[len(plain) :] == [f"H{n}" for n in range(1, len(numbers) - len(plain) + 1)]
+    marks = {number: one.test for one in marked() for number in one.numbers}
+    assert [number for number in numbers if number not in marks] == []
+    assert {number: test for number, test in marks.items() if number not in numbers} == {}
 
 
-def test_the_safety_rules_name_tests_that_are_there() -> None:
-    found = re.findall(r"`(tests/[\w/.]+)`\s+\(((?:`test_\w+`[,\s]*)+)\)", RULES.read_text())
-    assert len(found) > 20
+def test_the_promises_to_users_name_each_safety_rule() -> None:
+    named = [
+        number
+        for brackets in re.findall(r"\(rules? ([^)]+)\)|, rule (\d+)\)", SAFETY.read_text())
+        for number in re.findall(r"H?\d+", " ".join(brackets))
+    ]
+    numbers = {rule.number for rule in rules()}
+    assert {one for one in numbers if not one.startswith("H")} <= set(named) <= numbers
+
+
+def test_what_enforces_a_safety_rule_is_there() -> None:
+    """Each rule names a file, and in brackets behind it functions or classes of that file."""
+    named = [(rule.number, *one) for rule in rules() for one in rule.enforced]
+    assert {rule.number for rule in rules()} == {number for number, _, _ in named}
+    assert [(number, path) for number, path, _ in named if not (PROJECT / path).exists()] == []
     missing = [
-        f"{path}::{name}"
-        for path, names in found
-        for name in re.findall(r"test_\w+", names)
-        if f"def {name}(" not in _text(PROJECT / path)
+        f"{path} ({name})"
+        for _, path, names in named
+        for name in names
+        if not re.search(rf"(?:def|class) {name.rpartition('.')[2]}\b", _text(PROJECT / path))
     ]
     assert missing == []
+
+
+def test_the_page_of_the_rules_shows_what_the_command_prints() -> None:
+    (number, output) = re.findall(
+        r"^\$ \.venv/bin/python -m tests\.rules (\w+)\n(.*?)```", RULES.read_text(), re.M | re.S
+    )[0]
+    assert output.rstrip() == described(number)
 
 
 def test_the_messages_that_troubleshooting_explains_are_those_of_the_code() -> None:

@@ -125,6 +125,7 @@ def test_a_run_of_torpor_is_marked(home: Path) -> None:
     until(lambda: not samples(home)[-1].flags & OWN_RUN, "the run has ended")
 
 
+@pytest.mark.rule(13)
 def test_a_scheduled_save_is_marked(home: Path) -> None:
     with saving(home, WorkspaceName("demo")):
         start(home)
