@@ -55,6 +55,24 @@ def reconcile(
             their provider cannot prove it or no block is for it. The rentals are closed, and wake
             restores the newest snapshot. A machine that still runs costs money until you end it in
             the provider's console.
+
+    Returns:
+        In `findings`, each machine or disk at a provider, what it is and what it costs; in `ended`
+        and `closed`, what this run did.
+
+    Raises:
+        InvalidInput: An id is not in the table, or may not be ended in that way.
+        MachineInUse: A named machine still answers, or somebody may work there.
+        WorkspaceBusy: A run or a job works on a named machine.
+        EndUnproven: A machine was told to end, and its market has not proven that it has.
+
+    Example:
+        See every machine that costs money:
+        ```python
+        from flows import reconcile
+
+        print(reconcile("mywork").rows())
+        ```
     """
     opened = open_workspace(workspace)
     probe_store(opened)
