@@ -26,10 +26,7 @@ def jobs(
 
     Returns:
         The jobs in `open`, `queued` and `ended`. `unread` names workspaces whose jobs could not be
-        read, with the reason.
-
-    Raises:
-        InvalidInput: One of the named Workspace blocks does not exist.
+        read, with the reason: this flow raises no error for them.
 
     Example:
         All jobs of this installation:

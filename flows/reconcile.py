@@ -61,9 +61,11 @@ def reconcile(
         and `closed`, what this run did.
 
     Raises:
-        InvalidInput: An id is not in the table, or may not be ended in that way.
-        MachineInUse: A named machine still answers, or somebody may work there.
-        WorkspaceBusy: A run or a job works on a named machine.
+        InvalidInput: An id is not in the table, or a provider did not answer. Nothing was closed.
+        UnsafeDestroy: A machine in `end` answers, is starting or was handed over. None was ended.
+        NotOurs: A machine in `end` or `left` is none that a killed run left.
+        MachineInUse: Somebody uses a machine in `left`, or nobody can say so.
+        WorkspaceBusy: A run or a job works on a machine in `left`.
         EndUnproven: A machine was told to end, and its market has not proven that it has.
 
     Example:
