@@ -49,7 +49,7 @@ _UNITS: Final = {
 _API: Final = """\
 # Python
 
-Everything that torpor does for a workspace is a function in `flows`. To hibernate a workspace and
+Most of what torpor does for a workspace is a function in `flows`. To hibernate a workspace and
 see what was stored:
 
 ```python
@@ -71,7 +71,7 @@ It prints the id of the snapshot, and that the machine is destroyed:
 ```
 
 A flow runs in your own process, as a run of the Prefect server that [torpor
-finds](guide/unattended.md#the-server). The functions that begin with `list_` and
+finds](guide/unattended.md#which-server-is-meant). The functions that begin with `list_` and
 `frame` make no run. [Commands, forms and calls](guide/commands.md) has the command for each
 function; [blocks](blocks.md) has the settings.
 

@@ -239,7 +239,8 @@ def test_every_field_of_a_form_says_what_it_means() -> None:
 def _commands(page: Path) -> list[str]:
     """The lines that a reader may type which begin with `torpor`."""
     text = page.read_text()
-    fenced = "".join(re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    fenced = "".join(block for language, block in blocks if not language)
     lines = re.findall(r"^(?:\$ )?(torpor .+)$", fenced, re.MULTILINE)
     sentences = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     return lines + re.findall(r"`(torpor [^`]+)`", " ".join(sentences.split()))
