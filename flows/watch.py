@@ -94,6 +94,23 @@ def watch(
         backup_hours: The highest age of the newest verified snapshot, in hours, of a workspace that
             has had a rented machine for that long. Older is an alert. 26 suits a daily backup. 0:
             do not check.
+
+    Returns:
+        In `watched`, each machine with its verdict, its cost and the next step; in `alerts`, what a
+        person must hear of.
+
+    Raises:
+        NotDelivered: A notification block did not accept an alert.
+        TorporError: What stopped the look at one workspace, store or budget. The other workspaces
+            were looked at all the same.
+
+    Example:
+        A dry run, which changes nothing:
+        ```python
+        from flows import watch
+
+        print(watch().rows())
+        ```
     """
     asked = _open(workspaces)
     faults: list[Exception] = []
