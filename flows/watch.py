@@ -35,6 +35,7 @@ from flows.procedures.watch.rows import (
     newest_snapshots,
     not_there,
 )
+from tasks.fleet import look_at_fleet
 from tasks.flow import flow
 from tasks.overview import look_once_more, with_closed
 from tasks.run_table import shown
@@ -160,7 +161,9 @@ def watch(
         page = front_page(every, alarms.alerts, jobs, report.at_unix, sure=all_seen)
         runner().front_page(page)
     if metrics:
-        write_metrics(report, people_hear_of(alarms, delivered, report.at_unix), metrics)
+        hear_of = people_hear_of(alarms, delivered, report.at_unix)
+        fleet = look_at_fleet(asked.blocks, look.costs, metrics)
+        write_metrics(report, hear_of, fleet, metrics)
     if faults:
         worst = next((f for f in faults if not isinstance(f, NotDelivered)), faults[-1])
         raise shown(report, worst)
