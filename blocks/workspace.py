@@ -232,8 +232,11 @@ class Workspace(Block):
         title="Save every (minutes)",
         description=(
             "How often a rented machine stores what has changed by itself, so that one that "
-            "vanishes costs these minutes of work: 5 suits most, 1 is possible. `watch` must run. "
-            "No quiesce command runs before such a save. 0: only when its market will take it away."
+            "vanishes costs these minutes of work: 5 suits most, 1 is possible. It goes on for "
+            "twelve hours without `watch`, which renews that time. No quiesce command runs before "
+            "such a save. A job has a `save_minutes` of its own, 30 by default. 0: the machine "
+            "saves by itself only where AWS, Google Cloud or Azure says that it will take the "
+            "spot machine away, which `watch` must have prepared."
         ),
     )
     when_idle: Literal["hibernate", "report"] = Field(
