@@ -77,8 +77,9 @@ already, the report is an `AsleepReport`, which has only `workspace`, `snapshot`
 `max_price_usd_h` of the workspace and its budgets: set `max_price_usd_h`. To wake, run a command
 and hibernate, call [`job`](#job): it does all three, also when the command fails.
 
-**In a flow of your own** a call is a step like any other. The functions are synchronous: from
-async code, call them in a thread, as `await asyncio.to_thread(hibernate, "mywork")`.
+**In a flow of your own.** The functions that run flows are Prefect flows: called in a function
+with `@flow`, they are runs below its run. They are synchronous: from async code, call them in a
+thread, as `await asyncio.to_thread(hibernate, "mywork")`.
 
 **Checks.** A wake whose restored bytes differ raises `SnapshotDamaged`, and its machine is
 destroyed; `verify` raises the same where the store lacks something. A `hibernate` whose files do
