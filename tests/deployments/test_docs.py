@@ -103,6 +103,13 @@ def test_the_messages_that_troubleshooting_explains_are_those_of_the_code() -> N
     assert [piece for piece in long if piece not in code] == []
 
 
+def test_the_guide_lists_the_kinds_of_alerts_that_the_code_sends() -> None:
+    code = "".join(_text(path) for path in (PROJECT / "torpor" / "control" / "alerts").glob("*.py"))
+    page = (PROJECT / "docs" / "guide" / "unattended.md").read_text()
+    table = page.partition("| about | kinds |")[2].partition("\n\n")[0]
+    assert {*re.findall(r'kind="([a-z ]+)"', code)} == {*re.findall(r"`([a-z ]+)`", table)}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
     broken = []
