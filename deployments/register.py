@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any, Final
 from uuid import UUID
 
@@ -195,7 +196,8 @@ def make_first_blocks(installation: Installation) -> list[str]:
     """Make a first identity, provider, store and workspace, and the ready-made stacks, where they
     are missing; returns what was made."""
     made = []
-    choice = choose_server(installation.folder)  # another server's key is its users'
+    # Another server's key is its users'.
+    choice = choose_server(installation.folder, connected=False)
     own = choice is not None and choice.taken.source == "installation"
     if not exists(SSHIdentity, "default"):
         (first_identity(installation) if own else SSHIdentity.generate()).save("default")
@@ -373,6 +375,7 @@ def deploy(installation: Installation, written: Written | None = None) -> Deploy
     with get_client(sync_client=True) as client, contextlib.chdir(CHECKOUT):
         for one in content["deployments"]:
             name = _full_name(one)
+            one["version"] = metadata.version("torpor")  # `torpor connect` compares it
             if name == WATCH:
                 ours = {**one.get("parameters", {}), "metrics": str(installation.metrics)}
                 one["parameters"] = ours
@@ -532,7 +535,7 @@ def _of_the_code(one: dict[str, Any], there: DeploymentResponse) -> DeploymentUp
     flow: Flow[..., Any] = load_flow_from_entrypoint(one["entrypoint"], use_placeholder_flow=False)
     changes: dict[str, Any] = {
         "entrypoint": one["entrypoint"],
-        "version": flow.version,
+        "version": one["version"],
         "description": one["description"],
         "parameter_openapi_schema": parameter_schema(flow).model_dump(exclude_unset=True),
         "pull_steps": _pull_steps(),

@@ -53,6 +53,8 @@ def _absent(name: str, api_url: str) -> str:
     up = "`torpor up`"
     if chosen is not None and chosen.source == "profile":  # `torpor up` would start its own server
         up = f"`{API_URL}={server} torpor up`"
+    if chosen is not None and chosen.source == "connection":  # which refuses `torpor up` here
+        up = "`torpor up` on the host of that server"
     return (
         f"the Prefect server {server}{why} has no deployment {name}: torpor's deployments were "
         f"never made there, or this one was deleted. {up} makes them, and starts the worker that "

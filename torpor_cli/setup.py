@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
 from deployments.installation import secret_file
 from deployments.terminal import say
-from torpor.control.own_server import state_folder
+from torpor.control.own_server import choose_server, is_this_host, state_folder
 from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled
 from torpor.shared.plain_text import short
 from torpor.shared.values import Want, machine_path, workspace_name
@@ -60,6 +61,8 @@ _MARKET_KEYS: Final = {
     "verda": "https://console.verda.com",
 }
 """Where the keys of a market are made."""
+
+_PORTS: Final = {"http": 80, "https": 443}
 
 AnswerT = TypeVar("AnswerT")
 
@@ -178,7 +181,7 @@ def _store(
         say(f"Keys are made at {_STORE_KEYS[kind]}")
     access_key = access_key or _answered("Id of the access key", "", _something)
     secret = _secret("Secret access key", STORE_VARIABLE)
-    key_file = state_folder() / "keys" / name
+    key_file = _key_file(name)
     key = secret_file(key_file, lambda: ObjectStore.new_encryption_key().get_secret_value())
     block = made(
         lambda: ObjectStore(
@@ -196,6 +199,23 @@ def _store(
     try_store(name)
     say(f"key         {key_file} seals the snapshots. Keep a copy: without it they are lost.")
     return name
+
+
+def _key_file(name: str) -> Path:
+    """Where this host keeps the key of a new store. Each server has its own folder, as stores of
+    the same name differ. InvalidInput where nobody can say whose an earlier key is."""
+    keys, choice = state_folder() / "keys", choose_server()
+    if choice is None or choice.taken.source == "installation":
+        return keys / name
+    parts = urlsplit(choice.taken.api_url)
+    file = keys / f"{parts.hostname}:{parts.port or _PORTS[parts.scheme]}" / name
+    if choice.taken.source == "connection" and is_this_host(parts.hostname or "") and file.exists():
+        raise InvalidInput(
+            f"{file} has a key already, and other servers may have had the address "
+            f"{choice.taken.api_url} before, by `ssh -L`. Choose another name, or move that file "
+            "to another place: a store that was made with this key needs it"
+        )
+    return file
 
 
 def _flavour(given: str) -> Any:

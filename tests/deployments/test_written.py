@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def clone(prefect_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_is_there_as_it_was_written_is_not_written_again(clone: Clone) -> None:
     assert clone.written().deployments.keys() == {clone.name}
     before = clone.ask("GET", clone.url)["updated"]
+    assert clone.ask("GET", clone.url)["version"] == metadata.version("torpor")
     assert not clone.loads_on_registering()
     assert clone.ask("GET", clone.url)["updated"] == before
 
