@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from deployments import processes, server, unit, worker
-from deployments.installation import CHECKOUT, Installation, code_digest
+from deployments.installation import CHECKOUT, Installation, code_version
 from deployments.processes import begin, flow_runs, last_words, running
 from deployments.server import Server
 from deployments.terminal import Waiting
@@ -58,10 +58,8 @@ class Ended(NamedTuple):
 
 @cache
 def version_here() -> str:
-    """The version of this code. The number stays the same from commit to commit, so a digest of the
-    code is part of it: a supervisor that began before a `git pull` has another one."""
-    code, prefect = code_digest(CHECKOUT)[:12], metadata.version("prefect")
-    return f"{metadata.version('torpor')} (code {code}) with Prefect {prefect} in {CHECKOUT}"
+    """The version of this code: a supervisor that began before a `git pull` has another one."""
+    return f"{code_version()} with Prefect {metadata.version('prefect')} in {CHECKOUT}"
 
 
 def described(used: Server) -> Supervision:

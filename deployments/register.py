@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any, Final
 from uuid import UUID
 
@@ -60,6 +59,7 @@ from deployments.installation import (
     BELIEVE_HELP,
     CHECKOUT,
     Installation,
+    code_version,
     prefect_file,
     secret_file,
 )
@@ -371,11 +371,11 @@ def deploy(installation: Installation, written: Written | None = None) -> Deploy
     is changed, where a deployment of our names is somebody else's."""
     content: dict[str, Any] = yaml.safe_load(prefect_file().read_text())
     done, missing, ids, schemas = Deployed(), [], [], {}
-    found, users = own_deployments()
+    found, users, of_this_code = *own_deployments(), code_version()
     with get_client(sync_client=True) as client, contextlib.chdir(CHECKOUT):
         for one in content["deployments"]:
             name = _full_name(one)
-            one["version"] = metadata.version("torpor")  # `torpor connect` compares it
+            one["version"] = of_this_code  # `torpor connect` compares it
             if name == WATCH:
                 ours = {**one.get("parameters", {}), "metrics": str(installation.metrics)}
                 one["parameters"] = ours

@@ -10,13 +10,15 @@ import getpass
 import json
 import os
 import sys
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
+from deployments.installation import code_version, write_whole
 from deployments.terminal import Waiting, say
 from torpor.control.own_server import (
     API_URL,
@@ -24,6 +26,7 @@ from torpor.control.own_server import (
     CONNECTION_FILE,
     LOGIN_VARIABLE,
     PROFILE,
+    USUAL_PORTS,
     choose_server,
     connection,
     is_this_host,
@@ -37,7 +40,7 @@ from torpor.control.supervision import living
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.values import IdleChoice
 from torpor_cli.question import confirm
-from torpor_cli.server import CERTIFICATES, authorities, connected, unanswered
+from torpor_cli.server import CERTIFICATES, UNAUTHORIZED, ask, connected
 
 if TYPE_CHECKING:
     import httpx
@@ -47,8 +50,6 @@ _OURS: Final = "hibernate/hibernate"
 _WATCH: Final = "watch/watch"
 _HERE: Final = 14200
 """The port of this host that examples of `ssh -L` take: 4200 is the usual one of `torpor up`."""
-_ANSWERS_S: Final = 15.0
-_UNAUTHORIZED: Final = (401, 403)
 
 Flag = Annotated[bool, Parameter(negative=())]
 
@@ -84,10 +85,8 @@ def connect(
     login = _login(api_url) if asks else ""
     with Waiting(f"asking {api_url}"):
         prefect = _version(api_url, login)
-        there, here = _version_there(api_url, login), version("torpor")
+        there, here = _version_there(api_url, login), code_version()
         watched = idle is not None or _is_watched(api_url, login)
-    from deployments.installation import write_whole
-
     kept = {"api_url": api_url, "login": login}
     write_whole(folder / CONNECTION_FILE, f"{json.dumps(kept)}\n")
     say(f"connected   {api_url}, Prefect {prefect}")
@@ -96,9 +95,9 @@ def connect(
     say(f"            {folder / CONNECTION_FILE} has its address and login, for you alone")
     if (own := own_server(folder)) is not None:
         say(f"            not {own.api_url}, this host's own: its schedules go on where it runs")
-    for variable in (API_URL, PROFILE):
-        if os.environ.get(variable):
-            say(f"torpor: warning: {variable} is set here and comes first: unset it", sys.stderr)
+    if (choice := choose_server()) is not None and choice.taken.source != "connection":
+        named = f"{choice.taken.named_by} names {choice.taken.api_url}, which comes first"
+        say(f"torpor: warning: {named}: unset that variable", sys.stderr)
     if there != here:
         say(
             f"torpor: warning: torpor is {there} at {api_url} and {here} here, and a newer one may "
@@ -122,6 +121,8 @@ def disconnect() -> None:
     """Undo `torpor connect`: commands use this host's own server again, where it has one."""
     folder = state_folder()
     file = folder / CONNECTION_FILE
+    with suppress(OSError):  # of a `connect` that was killed, with the login
+        file.with_name(f"{file.name}.new").unlink()
     if not file.exists():
         raise InvalidInput(f"this host is not connected: there is no {file}")
     try:
@@ -170,7 +171,7 @@ def _see_that_it_is_elsewhere(api_url: str, folder: Path) -> None:
     one address would be two servers, and each would get the other one's password. InvalidInput too
     for the server that this host's workers serve: their runs use this host's store and machines."""
     parts = urlsplit(api_url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    port = parts.port or USUAL_PORTS[parts.scheme]
     if port == recorded_port(folder) and is_this_host(parts.hostname or ""):
         other = _HERE if port != _HERE else _HERE + 1
         raise InvalidInput(
@@ -188,17 +189,16 @@ def _see_that_it_is_elsewhere(api_url: str, folder: Path) -> None:
 
 def _login(api_url: str) -> str:
     """From the environment or the terminal, never from an argument. The environment's login stays
-    here where it is another server's."""
-    shell = choose_server(connected=False)
-    beside = [name for name in (API_URL, PROFILE) if os.environ.get(name)]
-    others = bool(beside) and shell is not None and shell.taken.api_url != api_url
+    here where this host knows another server, whose login it may be."""
+    choice = choose_server(connected=False)
+    others = choice is not None and choice.taken.api_url != api_url
     login = "" if others else os.environ.get(LOGIN_VARIABLE, "").strip()
     if not login:
         if not sys.stdin.isatty():
-            unset = f"unset {' and '.join(beside)}, and " if others else ""
             raise InvalidInput(
-                f"{api_url} asks for a login, and nobody is at the terminal: {unset}set "
-                f"{LOGIN_VARIABLE} to the line user:password of that server"
+                f"{api_url} asks for a login, and nobody is at the terminal: set {API_URL} to that "
+                f"address, without which {LOGIN_VARIABLE} may be the login of another server, and "
+                f"{LOGIN_VARIABLE} to the line user:password"
             )
         login = getpass.getpass(f"Login of {api_url}, as user:password: ").strip()
     user, colon, password = login.partition(":")
@@ -211,14 +211,14 @@ def _login(api_url: str) -> str:
 
 
 def _asks_for_login(api_url: str) -> bool:
-    return _get(api_url, "admin/version", "").status_code in _UNAUTHORIZED
+    return _get(api_url, "admin/version", "").status_code in UNAUTHORIZED
 
 
 def _version(api_url: str, login: str) -> str:
     """Prefect's version there. InvalidInput where it refuses the login, is no Prefect server, or of
     a version that this one does not talk to."""
     answer = _get(api_url, "admin/version", login)
-    if answer.status_code in _UNAUTHORIZED:
+    if answer.status_code in UNAUTHORIZED:
         raise InvalidInput(
             f"{api_url} refuses the login ({answer.status_code}): it is the whole line "
             "user:password. Where `torpor up` runs, it is in ~/.local/state/torpor/login. Nothing "
@@ -257,15 +257,29 @@ def _version_there(api_url: str, login: str) -> str:
             "run `torpor up` on the host that is to run them, with PREFECT_API_URL where the "
             "server is not its own. Nothing was changed here"
         )
-    return str(answer.json().get("version") or "of an unknown version")
+    return str(_fields(answer).get("version") or "of an unknown version")
 
 
 def _is_watched(api_url: str, login: str) -> bool:
     """Whether the schedule of watch is on there."""
     answer = _get(api_url, f"deployments/name/{_WATCH}", login)
-    watch = answer.json() if answer.is_success else {}
+    watch = _fields(answer) if answer.is_success else {}
     schedules = watch.get("schedules") or []
     return not watch.get("paused", True) and any(one.get("active") for one in schedules)
+
+
+def _fields(answer: httpx.Response) -> dict[str, Any]:
+    """A deployment as the server has it. InvalidInput where the answer is none."""
+    try:
+        found = answer.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidInput(
+            f"{answer.url} does not answer as a Prefect server does: check the address and the "
+            "path, and what stands in front of the server. Nothing was changed here"
+        )
+    return found
 
 
 def _choose(idle: IdleChoice) -> None:
@@ -281,21 +295,9 @@ def _choose(idle: IdleChoice) -> None:
 
 
 def _get(api_url: str, path: str, login: str) -> httpx.Response:
-    import httpx  # a quarter of the time that `torpor --help` takes
-
-    user, _, password = login.partition(":")
-    try:
-        return httpx.get(
-            f"{api_url}/{path}",
-            auth=(user, password) if login else None,
-            timeout=_ANSWERS_S,
-            trust_env=api_url.startswith("https:"),  # no proxy gets a login without encryption
-            verify=authorities(os.environ.get(CERTIFICATES)),
-        )
-    except (httpx.InvalidURL, UnicodeError) as error:
-        raise InvalidInput(f"the address {api_url} cannot be read: {error}") from None
-    except httpx.HTTPError as error:
-        check = "check the address, that the server runs, and that a firewall lets this host in"
-        raise TorporError(
-            f"{unanswered(api_url, error, check)}. Nothing was changed here"
-        ) from None
+    next_step = (
+        "check the address, that the server runs, and that a firewall lets this host in. Nothing "
+        "was changed here"
+    )
+    trusted = os.environ.get(CERTIFICATES) or os.environ.get("SSL_CERT_FILE")
+    return ask(api_url, path, login, next_step, trusted=trusted)

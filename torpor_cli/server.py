@@ -18,7 +18,10 @@ from torpor_cli.output import quiet
 if TYPE_CHECKING:
     import ssl
 
+    import httpx
+
 CERTIFICATES: Final = "PREFECT_API_SSL_CERT_FILE"
+UNAUTHORIZED: Final = (401, 403)
 _ANSWERS_S: Final = 5.0
 _UNKNOWN: Final = (
     "no Prefect server is known here: run `torpor up`, or `torpor connect https://...` to use one "
@@ -76,7 +79,7 @@ def _choose_folders() -> bool:
     return choice.taken.source == "connection"
 
 
-def authorities(file: str | None) -> ssl.SSLContext | bool:
+def _authorities(file: str | None) -> ssl.SSLContext | bool:
     """What httpx verifies a server's certificate by: the authorities in that file, as Prefect's
     client does; else the usual ones. InvalidInput where the file cannot be used."""
     if not file:
@@ -92,7 +95,40 @@ def authorities(file: str | None) -> ssl.SSLContext | bool:
         ) from None
 
 
-def unanswered(api_url: str, error: Exception, next_step: str) -> str:
+def ask(
+    api_url: str,
+    path: str,
+    login: str,
+    next_step: str,
+    *,
+    key: str = "",
+    trusted: str | None = None,
+    proxied: bool = False,
+) -> httpx.Response:
+    """The server's answer to a GET. ``proxied``: a proxy that the environment names may have it
+    without encryption, too. TorporError, with ``next_step``, where nobody answers."""
+    import httpx  # a quarter of the time that `torpor --help` takes
+
+    user, _, password = login.partition(":")
+    try:
+        parts = urlsplit(api_url)
+        encrypted = parts.scheme == "https"
+        return httpx.get(
+            f"{api_url}/{path}",
+            auth=(user, password) if login else None,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=_ANSWERS_S,
+            trust_env=not is_this_host(parts.hostname or "") and (encrypted or proxied),
+            verify=_authorities(trusted) if encrypted else False,  # the CA roots take 25 ms to read
+        )
+    except (httpx.InvalidURL, ValueError) as error:
+        raise InvalidInput(f"the address {api_url} cannot be read: {error}") from None
+    except httpx.HTTPError as error:
+        said = _unanswered(api_url, error, next_step)
+        raise TorporError(f"the Prefect server at {said}") from None
+
+
+def _unanswered(api_url: str, error: Exception, next_step: str) -> str:
     """What is said of a server that cannot be asked, and what to do."""
     if "CERTIFICATE_VERIFY_FAILED" not in str(error):
         return f"{api_url} does not answer ({error}): {next_step}"
@@ -108,7 +144,6 @@ def unanswered(api_url: str, error: Exception, next_step: str) -> str:
 def _check(
     api_url: str, login: str, key: str, *, elsewhere: bool, trusted: str | None = None
 ) -> None:
-    user, _, password = login.partition(":")
     parts = urlsplit(api_url)
     ours = parts.scheme == "http" and is_this_host(parts.hostname or "")
     next_step = "run `torpor up`" if ours else "check PREFECT_API_URL, and that the server runs"
@@ -120,22 +155,15 @@ def _check(
         )
         address = api_url.removesuffix("/api")
         of_login = f"`torpor connect {address}` asks for the one that it takes now"
-    import httpx  # a quarter of the time that `torpor --help` takes
-
-    try:
-        answer = httpx.get(
-            f"{api_url}/admin/version",
-            auth=(user, password) if login else None,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=_ANSWERS_S,
-            # No proxy gets a login without encryption, of `torpor connect` neither.
-            trust_env=not ours and not (elsewhere and parts.scheme == "http"),
-            # No TLS on this host, and the CA roots take 25 ms to read.
-            verify=False if ours else authorities(trusted),
-        )
-    except httpx.HTTPError as error:
-        said = unanswered(api_url, error, next_step)
-        raise TorporError(f"the Prefect server at {said}") from None
+    answer = ask(
+        api_url,
+        "admin/version",
+        login,
+        next_step,
+        key=key,
+        trusted=trusted,
+        proxied=not elsewhere,
+    )
     if answer.is_server_error:  # as of Caddy, while the server behind it is down
         raise TorporError(
             f"the Prefect server at {api_url} answers with {answer.status_code}: {next_step}"
@@ -146,7 +174,7 @@ def _check(
             f"{answer.headers.get('location', 'another address')}: connect to that server by its "
             "own address"
         )
-    if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+    if answer.status_code in UNAUTHORIZED:
         raise TorporError(
             f"the Prefect server at {api_url} refuses the login ({answer.status_code}): {of_login}"
         )

@@ -20,15 +20,23 @@ from types import SimpleNamespace
 
 import pytest
 
-from blocks import LocalProvider, ObjectStore, Workspace
+from blocks import LocalProvider, ObjectStore, VastProvider, Workspace
 from blocks.access_keys import AccessKeys
+from blocks.workspace import open_all_providers
 from deployments import idle, up
-from deployments.installation import CHECKOUT, Installation
+from deployments.installation import CHECKOUT, Installation, code_version
 from deployments.server import Server
 from tests.fixtures.deployed import Deployed
 from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.waiting import PATIENCE_S
-from torpor.control.own_server import FOLDER_VARIABLE, choose_server, connection
+from torpor.control.own_server import (
+    FOLDER_VARIABLE,
+    choose_server,
+    connection,
+    how_to_hibernate,
+    how_to_start,
+)
+from torpor.control.rental.markets import Markets
 from torpor.control.supervision import LOCK, Supervision
 from torpor.shared.errors import InvalidInput, RunCancelled, TorporError
 from torpor_cli.app import app
@@ -64,8 +72,10 @@ from torpor_cli.server import connected
 with connected():{BY_FLOW.replace(chr(10), chr(10) + "    ")}
 """
 VERIFIES = """
-from prefect.settings import get_current_settings
+from prefect.settings import get_current_settings, temporary_settings
 assert get_current_settings().api.tls_insecure_skip_verify is False
+with temporary_settings():
+    assert get_current_settings().client.custom_headers == {}
 """
 """A request to the server that is meant, by a command, and by a flow that Python calls."""
 TYPES_LOGIN = f"""
@@ -144,7 +154,7 @@ def _torpor(*arguments: str) -> None:
 
 
 def _healthy() -> dict[str, object]:
-    there = json.dumps({"version": version("torpor")})
+    there = json.dumps({"version": code_version()})
     return {"admin/version": json.dumps(version("prefect")), THERE: there}
 
 
@@ -196,6 +206,8 @@ def test_a_server_elsewhere_never_gets_the_password_of_the_installation(folder: 
         ({"admin/version": '"3.4.1"'}, r"runs Prefect 3\.4\.1, and torpor here 3\."),
         ({"admin/version": "<html>"}, "not as a Prefect server does"),
         ({THERE: None}, "without torpor's deployments"),
+        ({THERE: "<html>"}, "does not answer as a Prefect server does"),
+        ({THERE: "[]"}, "does not answer as a Prefect server does"),
     ],
 )
 def test_a_server_that_torpor_cannot_use_is_refused(
@@ -260,10 +272,10 @@ def test_no_secret_of_the_users_own_prefect_goes_to_the_server(
     profile = "".join(f"{name} = '{value}'\n" for name, value in settings.items())
     (home / "profiles.toml").write_text(f"active = 'cloud'\n[profiles.cloud]\n{profile}")
     project.mkdir()
-    (project / ".env").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    kept = "".join(f"{name}={value}\n" for name, value in settings.items() if "_API_" in name)
+    (project / ".env").write_text(kept)
     (project / "prefect.toml").write_text(
         "[api]\nkey = 'hunter2'\nauth_string = 'me:hunter2'\ntls_insecure_skip_verify = true\n"
-        "[client.custom_headers]\nX-Access = 'hunter2'\n"
     )
     with _answering(_healthy(), login, asked=asked) as address:
         _torpor("connect", address)
@@ -273,6 +285,15 @@ def test_no_secret_of_the_users_own_prefect_goes_to_the_server(
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("PREFECT_PROFILE", "cloud")
         _python(folder, asks + VERIFIES)
+        # Prefect adds the headers of these files to those of the variable, in each child as well.
+        for name, headers in (
+            ("prefect.toml", "[client.custom_headers]\nX-Access = 'hunter2'\n"),
+            (".env", """PREFECT_CLIENT_CUSTOM_HEADERS={"X-Access": "hunter2"}\n"""),
+        ):
+            (project / name).write_text(headers)
+            with pytest.raises(AssertionError, match=f"{project / name}.* sets headers"):
+                _python(folder, asks)
+            (project / name).unlink()
     sent = {headers.get("Authorization") for headers in asked}
     right = f"Basic {base64.b64encode(login.encode()).decode()}"
     assert sent == ({None, right} if login else {None})  # without it, `connect` sees if it is asked
@@ -355,7 +376,11 @@ def test_it_warns_of_another_version_of_torpor_with_both(
     with _answering({**_healthy(), THERE: '{"version": "9.8.7"}'}, LOGIN) as address:
         _torpor("connect", address)
         said = capsys.readouterr().err
-    assert f"torpor is 9.8.7 at {address}/api and {version('torpor')} here" in said
+    assert f"torpor is 9.8.7 at {address}/api and {code_version()} here" in said
+    other = f"{version('torpor')} (code 0123456789ab)"  # the number stays from commit to commit
+    with _answering({**_healthy(), THERE: json.dumps({"version": other})}, LOGIN) as address:
+        _torpor("connect", address, "--yes")
+    assert f"torpor is {other} at {address}/api" in capsys.readouterr().err
     with _answering(_healthy(), LOGIN) as address:
         _torpor("connect", address, "--yes")
     assert "torpor is " not in capsys.readouterr().err
@@ -393,7 +418,7 @@ def test_watch_is_switched_at_the_connected_server_whatever_the_shell_names(
             "app(words, exit_on_error=False, print_error=False)"
         )
         says = (
-            f"{address}/api.* has no deployment watch/watch.*`torpor up` on the host of that server"
+            f"{address}/api.* has no deployment watch/watch.*`torpor up`.* on the host of {address}"
         )
         with pytest.raises(AssertionError, match=says):
             _python(folder, connects)
@@ -401,7 +426,9 @@ def test_watch_is_switched_at_the_connected_server_whatever_the_shell_names(
 
 
 @pytest.mark.rule(9)
-@pytest.mark.parametrize("named", ["PREFECT_API_URL", "PREFECT_PROFILE"])
+@pytest.mark.parametrize(
+    "named", ["PREFECT_API_URL", "PREFECT_PROFILE", "active profile", "installation"]
+)
 def test_the_login_that_the_shell_has_for_another_server_stays_here(
     folder: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
@@ -409,13 +436,17 @@ def test_the_login_that_the_shell_has_for_another_server_stays_here(
     home = folder.with_name("prefect")
     home.mkdir()
     profile = f"[profiles.other]\nPREFECT_API_URL = '{other}'\n"
-    (home / "profiles.toml").write_text(profile)
-    monkeypatch.setenv(named, other if named == "PREFECT_API_URL" else "other")
+    active = "active = 'other'\n" if named == "active profile" else ""
+    (home / "profiles.toml").write_text(active + profile)
+    if named.startswith("PREFECT_"):
+        monkeypatch.setenv(named, other if named == "PREFECT_API_URL" else "other")
+    if named == "installation":
+        _installed(folder, 4321)
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "me:hunter2")
     asked: list[Message] = []
     monkeypatch.setattr("sys.stdin.isatty", lambda: False)
     with _answering(_healthy(), LOGIN, asked=asked) as address:
-        with pytest.raises(InvalidInput, match=f"unset {named}, and set PREFECT_API_AUTH_STRING"):
+        with pytest.raises(InvalidInput, match="set PREFECT_API_URL to that address"):
             _torpor("connect", address)
         assert [headers.get("Authorization") for headers in asked] == [None]
         monkeypatch.setattr("sys.stdin.isatty", lambda: True)
@@ -424,10 +455,10 @@ def test_the_login_that_the_shell_has_for_another_server_stays_here(
         kept = connection()
         assert kept is not None and kept.login == LOGIN
         monkeypatch.setattr("sys.stdin.isatty", lambda: False)
-        if named == "PREFECT_API_URL":  # the shell names the same server, whose login it has
-            monkeypatch.setenv(named, f"{address}/api/")
-            monkeypatch.setenv("PREFECT_API_AUTH_STRING", LOGIN)
-            _torpor("connect", address)
+        # The shell names the same server, whose login it has.
+        monkeypatch.setenv("PREFECT_API_URL", f"{address}/api/")
+        monkeypatch.setenv("PREFECT_API_AUTH_STRING", LOGIN)
+        _torpor("connect", address)
 
 
 def test_the_server_that_this_hosts_workers_serve_is_refused(folder: Path) -> None:
@@ -440,7 +471,7 @@ def test_the_server_that_this_hosts_workers_serve_is_refused(folder: Path) -> No
     ):
         Supervision(os.getpid(), f"{address}/api", own=False).write(folder)
         with pytest.raises(InvalidInput, match=f"workers of this host serve {address}/api"):
-            _torpor("connect", address.replace("127.0.0.1", "localhost"))
+            _torpor("connect", address.replace("http://127.0.0.1", "HTTP://LOCALHOST"))
     assert asked == [] and connection() is None
 
 
@@ -464,8 +495,14 @@ def test_a_connection_comes_before_this_hosts_installation_and_goes_without_a_tr
 ) -> None:
     _installed(folder, 4321)
     own = "http://127.0.0.1:4321/api"
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("getpass.getpass", lambda question: LOGIN)
     with _answering(_healthy(), LOGIN) as address:
         _torpor("connect", address)
+    assert how_to_hibernate() == f"`torpor connect {address} --idle hibernate`"
+    assert how_to_start().endswith(f"on the host of {address}/api")
+    with pytest.raises(InvalidInput, match="run `torpor smoke` on the host of that server"):
+        _torpor("smoke", "vast-provider/default")
     choice = choose_server()
     assert choice is not None and choice.taken.api_url == f"{address}/api"
     assert f"not {own} " in choice.words and "torpor disconnect" in choice.words
@@ -484,7 +521,9 @@ def test_a_connection_comes_before_this_hosts_installation_and_goes_without_a_tr
         choose_server()  # no other server is taken in its place
     started = choose_server(connected=False)  # as the supervisor's children
     assert started is not None and started.taken.api_url == own
+    (folder / "connection.new").write_text(LOGIN)  # of a `connect` that was killed
     _torpor("disconnect")
+    assert how_to_hibernate() == "`torpor up --idle hibernate`"
     assert f"commands use {own}" in capsys.readouterr().out
     assert sorted(path.name for path in folder.iterdir()) == ["login", "server.port"]
     with pytest.raises(InvalidInput, match="not connected"):
@@ -540,6 +579,20 @@ def test_what_is_on_the_servers_host_is_refused_here_and_what_both_reach_is_not(
         store.open()
     with refused:
         machines.open()
+
+
+def test_a_workspace_with_a_market_is_looked_after_beside_the_machines_of_the_servers_host(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each `torpor up` saves a block of the machines on its own host."""
+    there = {LocalProvider: [LocalProvider()], VastProvider: [VastProvider(api_key="x")]}
+    monkeypatch.setattr("blocks.workspace.load_all", lambda kind: there.get(kind, []))
+    market = VastProvider(api_key="x").open()
+    assert len(Markets([market], open_all_providers).every()) == 2
+    with _answering(_healthy(), LOGIN) as address:
+        _torpor("connect", address)
+    reached = Markets([market], open_all_providers).every()
+    assert [one.identity for one in reached] == [market.identity]
 
 
 def test_the_page_says_of_each_command_what_it_does_with_a_server_elsewhere() -> None:

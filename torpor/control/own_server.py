@@ -24,6 +24,7 @@ CONNECTED_FOLDER: Final = "connected"
 API_URL: Final = "PREFECT_API_URL"
 PROFILE: Final = "PREFECT_PROFILE"
 LOGIN_VARIABLE: Final = "PREFECT_API_AUTH_STRING"
+USUAL_PORTS: Final = {"http": 80, "https": 443}
 
 _USERS_OWN: Final = {
     LOGIN_VARIABLE: "",
@@ -251,5 +252,33 @@ def _profile() -> Candidate | None:
 
 
 def plain_address(url: str) -> str:
-    """A server's address as it is kept and compared: this host has one name."""
-    return url.rstrip("/").replace("//localhost:", f"//{HOST}:")
+    """A server's address as it is kept and compared: in small letters, without the usual port, and
+    with one name for this host."""
+    scheme, mark, rest = url.rstrip("/").partition("://")
+    at, slash, path = rest.partition("/")
+    scheme = scheme.lower()
+    if "@" not in at:  # a password keeps its letters
+        at = at.lower().removesuffix(f":{USUAL_PORTS.get(scheme)}")
+    host, colon, port = at.partition(":")
+    return f"{scheme}{mark}{HOST if host == 'localhost' else host}{colon}{port}{slash}{path}"
+
+
+def how_to_start(set_in: str = "") -> str:
+    """The command, in words, that starts torpor and makes its deployments at the server that is
+    meant: `torpor up` would start another one here where that server is elsewhere. ``set_in`` as
+    for choose_server()."""
+    choice = choose_server(set_in=set_in)
+    if choice is not None and choice.taken.source == "connection":
+        return f"`torpor up`, or `docker compose up`, on the host of {choice.taken.api_url}"
+    if choice is not None and choice.taken.source == "profile":
+        return f"`{API_URL}={choice.taken.api_url} torpor up`"
+    return "`torpor up`"
+
+
+def how_to_hibernate() -> str:
+    """The command, in words, with which watch hibernates idle machines at the server that is
+    meant."""
+    choice = choose_server()
+    if choice is not None and choice.taken.source == "connection":
+        return f"`torpor connect {choice.taken.api_url.removesuffix('/api')} --idle hibernate`"
+    return "`torpor up --idle hibernate`"
