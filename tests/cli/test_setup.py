@@ -20,7 +20,7 @@ from deployments.installation import secret_file
 from deployments.server import Server
 from tests.fixtures.world import World
 from torpor.control.own_server import FOLDER_VARIABLE, state_folder
-from torpor.shared.errors import InvalidInput, ProviderDenied, RunCancelled
+from torpor.shared.errors import InvalidInput, ProviderDenied, RunCancelled, TorporError
 from torpor_cli import setup
 
 NAME = "first-evening"
@@ -83,8 +83,6 @@ def test_a_refused_key_of_a_market_leaves_no_block_of_the_store(
 def test_a_refused_store_and_an_interrupt_leave_no_block(
     nothing: None, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torpor.shared.errors import TorporError
-
     with pytest.raises(TorporError):
         setup.init(NAME, market="local", **_of(world))  # the secret is wrong
     assert _left() == []
@@ -121,11 +119,21 @@ def test_a_server_elsewhere_never_gets_a_key_that_this_host_has_for_another_one(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its users could read what this host's own store, or another server's, has under the name."""
-    monkeypatch.setenv(setup.STORE_VARIABLE, world.access.secret_key)
+    """Its users could read what this host's own store, or another server's, has under the name. Nor
+    is another key made beside it: earlier versions kept the keys of each server there."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     own = secret_file(tmp_path / "keys" / NAME, _new_key)
-    setup.init(NAME, provider=_local(world), max_price=0.0, **_of(world))
+    answers: dict[str, Any] = {"provider": _local(world), "max_price": 0.0, **_of(world)}
+    monkeypatch.setattr("torpor_cli.setup.answer", partial(_raise, AssertionError))
+    with pytest.raises(InvalidInput, match=f"{tmp_path / 'keys' / NAME} is a key"):
+        setup.init(NAME, **{**answers, "bucket": ""})  # before anything is asked
+    assert _left() == []
+    (tmp_path / "keys" / NAME).rename(tmp_path / "moved")
+    with pytest.raises(TorporError):
+        setup.init(NAME, **answers)  # the secret is wrong
+    assert _keys() == []  # else no other try of that name would do
+    monkeypatch.setenv(setup.STORE_VARIABLE, world.access.secret_key)
+    setup.init(NAME, **answers)
     sealed = ObjectStore.load(NAME).encryption_key
     assert sealed is not None and sealed.get_secret_value() != own
     (file,) = (tmp_path / "keys").glob(f"*/{NAME}")
@@ -136,8 +144,8 @@ def test_a_server_elsewhere_never_gets_a_key_that_this_host_has_for_another_one(
     kept = {"api_url": prefect_server.api_url, "login": prefect_server.login}
     (tmp_path / "connection").write_text(json.dumps(kept))
     monkeypatch.setattr(setup, "connected", nullcontext)  # it is already
-    with pytest.raises(InvalidInput, match=f"{file} has a key already"):
-        setup.init(NAME, provider=_local(world), max_price=0.0, **_of(world))
+    with pytest.raises(InvalidInput, match=f"{file} is a key"):
+        setup.init(NAME, **answers)
     assert _left() == []
 
 
