@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import secrets
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -11,6 +15,7 @@ import httpx
 import prefect
 import yaml
 
+from blocks import SSHIdentity
 from deployments.cluster import read_teams
 from deployments.installation import CHECKOUT
 from deployments.server import SETTINGS, Server
@@ -102,6 +107,25 @@ def test_no_file_of_values_gets_into_the_image_or_into_git() -> None:
     assert "**/.env" in (CHECKOUT / ".dockerignore").read_text().splitlines()
     assert ".env" in (CHECKOUT / ".gitignore").read_text().splitlines()
     assert "--env-file ~/torpor.env" in _file()[1]
+
+
+def test_the_identity_that_machines_let_in_is_a_file_that_outlives_the_database(
+    prefect_server: Server, tmp_path: Path
+) -> None:
+    """Run as the guide has it, but for Docker and the block's name."""
+    page = (CHECKOUT / "docs" / "guide" / "where-it-runs.md").read_text()
+    (makes,) = re.findall(r"^(ssh-keygen .*?) +#", page, re.MULTILINE)
+    ((saves, read),) = re.findall(r"^dc run .* register -c '(.*)' < (\S+)$", page, re.MULTILINE)
+    *argv, file = shlex.split(makes)
+    assert file == read
+    key, name = tmp_path / "key", f"kept-{secrets.token_hex(4)}"
+    subprocess.run([*argv, str(key)], check=True)
+    with key.open() as given:
+        program = [sys.executable, "-c", saves.replace('"default"', repr(name))]
+        subprocess.run(program, cwd=CHECKOUT, stdin=given, check=True)
+    line = SSHIdentity.load(name).public_key
+    SSHIdentity.delete(name)
+    assert line.split()[:2] == key.with_suffix(".pub").read_text().split()[:2]
 
 
 def test_the_browser_behind_caddy_is_told_what_the_server_says_but_for_the_address(
