@@ -56,9 +56,8 @@ def connect() -> None:
 
 def _keep_from_proxies(taken: Candidate) -> None:
     """No proxy gets what is sent without encryption: a login, and what blocks hold."""
-    parts = urlsplit(taken.api_url)
-    host = parts.hostname or ""
-    if is_this_host(host) or (taken.source == "connection" and parts.scheme == "http"):
+    host = urlsplit(taken.api_url).hostname or ""
+    if is_this_host(host):
         os.environ.update(without_proxy(host))
 
 

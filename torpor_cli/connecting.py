@@ -13,10 +13,8 @@ import sys
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
-
-from cyclopts import Parameter
 
 from deployments.installation import code_version, write_whole
 from deployments.terminal import Waiting, say
@@ -39,7 +37,6 @@ from torpor.control.providers.removal import remove_tree
 from torpor.control.supervision import living
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.values import IdleChoice
-from torpor_cli.question import confirm
 from torpor_cli.server import CERTIFICATES, UNAUTHORIZED, ask, connected
 
 if TYPE_CHECKING:
@@ -51,12 +48,8 @@ _WATCH: Final = "watch/watch"
 _HERE: Final = 14200
 """The port of this host that examples of `ssh -L` take: 4200 is the usual one of `torpor up`."""
 
-Flag = Annotated[bool, Parameter(negative=())]
 
-
-def connect(
-    address: str, *, plain_http: Flag = False, idle: IdleChoice | None = None, yes: Flag = False
-) -> None:
+def connect(address: str, *, idle: IdleChoice | None = None) -> None:
     """Have every command of this host use the Prefect server of a torpor elsewhere.
 
     torpor connect https://torpor.example.org
@@ -67,19 +60,11 @@ def connect(
 
     Args:
         address: The server's address, as the browser has it.
-        plain_http: Send the login and what blocks hold without encryption, as in a network that is
-            encrypted itself. A proxy that the environment names is not used then.
         idle: What becomes of idle machines there: watch hibernates them, reports them, or is off.
-        yes: Replace another connection without a question.
     """
-    api_url, folder = _api_url(address, plain_http=plain_http), state_folder()
+    api_url, folder = _api_url(address), state_folder()
     _see_that_it_is_elsewhere(api_url, folder)
     before = connection(folder, needed=False)  # a damaged one is replaced
-    if before is not None and before.api_url != api_url and not yes:
-        confirm(
-            f"This host is connected to {before.api_url}. Connect it to {api_url} instead?",
-            f"it stays connected to {before.api_url}",
-        )
     with Waiting(f"asking {api_url}"):
         asks = _asks_for_login(api_url)
     login = _login(api_url) if asks else ""
@@ -93,6 +78,8 @@ def connect(
     if not asks:
         say("            it asks for no login: whoever reaches it can use every key in its blocks")
     say(f"            {folder / CONNECTION_FILE} has its address and login, for you alone")
+    if before is not None and before.api_url != api_url:
+        say(f"            not {before.api_url}, as before")
     if (own := own_server(folder)) is not None:
         say(f"            not {own.api_url}, this host's own: its schedules go on where it runs")
     if (choice := choose_server()) is not None and choice.taken.source != "connection":
@@ -136,7 +123,7 @@ def disconnect() -> None:
     say(f"disconnected: {now}. Nothing has changed on the server")
 
 
-def _api_url(address: str, *, plain_http: bool) -> str:
+def _api_url(address: str) -> str:
     """The address of the API there. InvalidInput where the login would be seen on the way, or is
     part of the address."""
     try:
@@ -155,12 +142,12 @@ def _api_url(address: str, *, plain_http: bool) -> str:
             f"{address} is no address of a server: write it as https://torpor.example.org, or with "
             "a port, as https://torpor.example.org:8443"
         )
-    if parts.scheme == "http" and not is_this_host(host) and not plain_http:
+    if parts.scheme == "http" and not is_this_host(host):
         raise InvalidInput(
             f"{address} is not encrypted: the login, and the keys that blocks hold, could be read "
             "on the way. Put HTTPS in front of the server (docs/guide/where-it-runs.md), or use "
             f"`ssh -N -L {_HERE}:127.0.0.1:{port or 4200} {host}` and connect to "
-            f"http://127.0.0.1:{_HERE}. --plain-http takes it all the same"
+            f"http://127.0.0.1:{_HERE}"
         )
     path = parts.path.rstrip("/")
     return plain_address(f"{parts.scheme}://{parts.netloc}{path.removesuffix('/api')}/api")

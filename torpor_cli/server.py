@@ -103,10 +103,8 @@ def ask(
     *,
     key: str = "",
     trusted: str | None = None,
-    proxied: bool = False,
 ) -> httpx.Response:
-    """The server's answer to a GET. ``proxied``: a proxy that the environment names may have it
-    without encryption, too. TorporError, with ``next_step``, where nobody answers."""
+    """The server's answer to a GET. TorporError, with ``next_step``, where nobody answers."""
     import httpx  # a quarter of the time that `torpor --help` takes
 
     user, _, password = login.partition(":")
@@ -118,7 +116,7 @@ def ask(
             auth=(user, password) if login else None,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=_ANSWERS_S,
-            trust_env=not is_this_host(parts.hostname or "") and (encrypted or proxied),
+            trust_env=not is_this_host(parts.hostname or ""),  # no proxy gets a login of this host
             verify=_authorities(trusted) if encrypted else False,  # the CA roots take 25 ms to read
         )
     except (httpx.InvalidURL, ValueError) as error:
@@ -162,7 +160,6 @@ def _check(
         next_step,
         key=key,
         trusted=trusted,
-        proxied=not elsewhere,
     )
     if answer.is_server_error:  # as of Caddy, while the server behind it is down
         raise TorporError(

@@ -24,7 +24,7 @@ from blocks import LocalProvider, ObjectStore, VastProvider, Workspace
 from blocks.access_keys import AccessKeys
 from blocks.workspace import open_all_providers
 from deployments import idle, up
-from deployments.installation import CHECKOUT, Installation, code_version
+from deployments.installation import CHECKOUT, Installation, code_digest, code_version
 from deployments.server import Server
 from tests.fixtures.deployed import Deployed
 from tests.fixtures.tls_front import TlsFront
@@ -38,7 +38,7 @@ from torpor.control.own_server import (
 )
 from torpor.control.rental.markets import Markets
 from torpor.control.supervision import LOCK, Supervision
-from torpor.shared.errors import InvalidInput, RunCancelled, TorporError
+from torpor.shared.errors import InvalidInput, TorporError
 from torpor_cli.app import app
 
 # Of these, tests/deployments/test_queues.py kills the worker.
@@ -377,12 +377,13 @@ def test_it_warns_of_another_version_of_torpor_with_both(
         _torpor("connect", address)
         said = capsys.readouterr().err
     assert f"torpor is 9.8.7 at {address}/api and {code_version()} here" in said
+    assert code_digest(CHECKOUT)[:12] in said
     other = f"{version('torpor')} (code 0123456789ab)"  # the number stays from commit to commit
     with _answering({**_healthy(), THERE: json.dumps({"version": other})}, LOGIN) as address:
-        _torpor("connect", address, "--yes")
+        _torpor("connect", address)
     assert f"torpor is {other} at {address}/api" in capsys.readouterr().err
     with _answering(_healthy(), LOGIN) as address:
-        _torpor("connect", address, "--yes")
+        _torpor("connect", address)
     assert "torpor is " not in capsys.readouterr().err
 
 
@@ -475,17 +476,13 @@ def test_the_server_that_this_hosts_workers_serve_is_refused(folder: Path) -> No
     assert asked == [] and connection() is None
 
 
-def test_another_connection_is_replaced_after_a_question_only(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_another_connection_is_replaced_and_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("builtins.input", lambda asked: "")
     with _answering(_healthy(), LOGIN) as first, _answering(_healthy(), LOGIN) as second:
-        _torpor("connect", first)
-        _torpor("connect", first)  # again, with a new login say
-        with pytest.raises(RunCancelled, match=f"stays connected to {first}"):
-            _torpor("connect", second)
-        _torpor("connect", second, "--yes")
+        for address in (first, first, second):
+            _torpor("connect", address)
+        assert capsys.readouterr().out.count(f"not {first}/api, as before") == 1
         kept = connection()
         assert kept is not None and kept.api_url == f"{second}/api"
 
