@@ -10,6 +10,7 @@ from prefect.client.orchestration import PrefectClient
 from pydantic import Field, HttpUrl, field_validator
 
 import blocks
+from blocks.connection import connected_server
 from blocks.idleness import Idleness
 from blocks.machine_paths import MachinePaths
 from blocks.markets import check_account_name
@@ -445,8 +446,15 @@ def open_provider(reference: str, *, of: str) -> Provider:
 
 
 def open_all_providers() -> tuple[Provider, ...]:
-    """Every provider block of the installation, ready to use."""
-    return tuple(_opened(block) for kind in blocks.PROVIDERS for block in load_all(kind))
+    """Every provider block of the installation, ready to use, but for machines on the host of a
+    server elsewhere, which cannot be reached from here: `torpor up` saves a block of them there."""
+    elsewhere = connected_server()
+    return tuple(
+        _opened(block)
+        for kind in blocks.PROVIDERS
+        if not (elsewhere and kind is blocks.LocalProvider)
+        for block in load_all(kind)
+    )
 
 
 def open_each_provider() -> list[tuple[str, Provider | TorporError]]:

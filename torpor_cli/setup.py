@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
 from deployments.installation import secret_file
 from deployments.terminal import say
-from torpor.control.own_server import state_folder
-from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled
+from torpor.control.own_server import USUAL_PORTS, choose_server, is_this_host, state_folder
+from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled, TorporError
 from torpor.shared.plain_text import short
 from torpor.shared.values import Want, machine_path, workspace_name
 from torpor_cli.question import answer
@@ -157,8 +158,8 @@ def _store(
     access_key: str,
 ) -> str:
     """The name of a new Object Store block, or of the one on this host. ``undo`` deletes what was
-    made, but for the key: another command may have stored something with it meanwhile, and the next
-    `init` of this name takes it again."""
+    made, but for the key: once the store has answered, another command may have stored something
+    with it, and the next `init` of this name takes it again."""
     from prefect_aws import AwsCredentials
     from pydantic import SecretStr
 
@@ -170,6 +171,7 @@ def _store(
         return "default"
     _check_free(ObjectStore, name)
     _check_free(AwsCredentials, name)
+    key_file = _key_file(name)
     bucket = _answered("Bucket, which must exist", "", bucket_name, bucket or None)
     if not endpoint and not region:
         endpoint, region = _place(kind)
@@ -178,24 +180,50 @@ def _store(
         say(f"Keys are made at {_STORE_KEYS[kind]}")
     access_key = access_key or _answered("Id of the access key", "", _something)
     secret = _secret("Secret access key", STORE_VARIABLE)
-    key_file = state_folder() / "keys" / name
+    new_key = not key_file.exists()
     key = secret_file(key_file, lambda: ObjectStore.new_encryption_key().get_secret_value())
-    block = made(
-        lambda: ObjectStore(
-            flavour=kind,
-            bucket=bucket,
-            endpoint_url=endpoint,
-            region=region,
-            credentials=f"aws-credentials/{name}",
-            encryption_key=SecretStr(key),
+    try:
+        block = made(
+            lambda: ObjectStore(
+                flavour=kind,
+                bucket=bucket,
+                endpoint_url=endpoint,
+                region=region,
+                credentials=f"aws-credentials/{name}",
+                encryption_key=SecretStr(key),
+            )
         )
-    )
-    keys = AwsCredentials(aws_access_key_id=access_key, aws_secret_access_key=SecretStr(secret))
-    save_new(undo, keys, name)
-    save_new(undo, block, name)
-    try_store(name)
+        keys = AwsCredentials(aws_access_key_id=access_key, aws_secret_access_key=SecretStr(secret))
+        save_new(undo, keys, name)
+        save_new(undo, block, name)
+        try_store(name)
+    except TorporError:
+        if new_key:  # nothing was stored with it
+            key_file.unlink(missing_ok=True)
+        raise
     say(f"key         {key_file} seals the snapshots. Keep a copy: without it they are lost.")
     return name
+
+
+def _key_file(name: str) -> Path:
+    """Where this host keeps the key of a new store. Each server has its own folder, as stores of
+    the same name differ. InvalidInput where nobody can say whether an earlier key of that name is
+    this server's: a host that is given by PREFECT_API_URL once kept each key in ``keys`` itself."""
+    keys, choice = state_folder() / "keys", choose_server()
+    if choice is None or choice.taken.source == "installation":
+        return keys / name
+    parts = urlsplit(choice.taken.api_url)
+    file = keys / f"{parts.hostname}:{parts.port or USUAL_PORTS[parts.scheme]}" / name
+    # By `ssh -L`, an address of this host may be of several servers, one after the other.
+    is_one = choice.taken.source != "connection" or not is_this_host(parts.hostname or "")
+    earlier = [one for one in (file, keys / name, *keys.glob(f"*/{name}")) if one.exists()]
+    if earlier and not (is_one and earlier[0] == file):
+        raise InvalidInput(
+            f"{earlier[0]} is a key of a store {name}, perhaps one of another server than "
+            f"{choice.taken.api_url}. Choose another name, or move that file to another place: a "
+            "store that was made with this key needs it"
+        )
+    return file
 
 
 def _flavour(given: str) -> Any:

@@ -18,9 +18,9 @@ from prefect.utilities.callables import parameter_schema
 
 import flows
 from deployments.installation import Installation
-from deployments.server import LOGIN_VARIABLE
 from tests.deployments.test_every_deployment import STAGES
 from tests.rules import RULES, described, marked, rules
+from torpor.control.own_server import LOGIN_VARIABLE
 from torpor_cli.app import app
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
