@@ -110,7 +110,10 @@ class Workspace(Block):
     )
     more_providers: list[Reference] = Field(
         default_factory=list,
-        description="Further provider blocks to rent from, as type/name, in order of preference.",
+        description=(
+            "Further provider blocks to rent from, as type/name. The cheapest offer of all of them "
+            "is tried first, unless the rank of the Tuning block says order."
+        ),
     )
     identity: Reference = Field(
         default="default",

@@ -74,15 +74,23 @@ A `HibernateReport` has `destroyed`, whether the machine was ended. If the works
 already, the report is an `AsleepReport`, which has only `workspace`, `snapshot` and `words`.
 
 **Nobody is asked.** `create`, `wake`, `deploy`, `replicate` and `job` rent at any price within
-`max_price_usd_h` of the workspace and its budgets: set `max_price_usd_h`. To wake, run a command
-and hibernate, call [`job`](#job): it does all three, also when the command fails.
+`max_price_usd_h` of the workspace and its budgets: set `max_price_usd_h`.
+
+**To wake, run a command and hibernate**, call [`job`](#job): it does all three, also when the
+command fails. The command must be in the workspace: send a script while the workspace is awake,
+by `torpor cp train.py mywork:train.py` (there is no function for it), or use [`torpor
+run`](guide/run.md), which sends a folder. Switch on the schedule of
+[`watch`](guide/unattended.md#watch), too: it goes on with the job if your process ends early. In
+one case the machine stays and costs money: where files beside the workspace would be lost with
+it, and cannot be stored. The report and an alert then name the files.
 
 **In a flow of your own.** The functions that run flows are Prefect flows: called in a function
 with `@flow`, they are runs below its run. They are synchronous: from async code, call them in a
 thread, as `await asyncio.to_thread(hibernate, "mywork")`.
 
 **Checks.** A wake whose restored bytes differ raises `SnapshotDamaged`, and its machine is
-destroyed; `verify` raises the same where the store lacks something. A `hibernate` whose files do
+destroyed; `verify` raises the same where the store lacks something, and so does the check of a
+`hibernate`, which then keeps the machine. A `hibernate` whose files do
 not come to rest raises `StillChanging`, and one that would lose files `UnsavedWork`; both leave
 the machine running, at its price. `EndUnproven` means that the snapshot is verified and the
 machine may still run: look at the market's console.

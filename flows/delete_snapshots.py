@@ -22,7 +22,7 @@ def delete_snapshots(
     """Delete snapshots of a workspace for good. Prune frees what only they refer to.
 
     A snapshot that you have pinned is never deleted. One that torpor pinned is: its pin says which
-    files go with it.
+    files go with it. It works while the workspace sleeps, too, and rents nothing.
 
     Args:
         workspace: The Workspace block whose snapshots are deleted, or its name; home--NAME for what
@@ -43,7 +43,8 @@ def delete_snapshots(
         InvalidInput: No snapshot was named, or an id is none.
 
     Example:
-        Delete one snapshot, and free its space a day later:
+        Delete one snapshot, and mark what only it needed. The same prune, a day later, frees that;
+        of packs that were stored in the last three days, a prune in three days marks them:
         ```python
         from flows import delete_snapshots, prune
 

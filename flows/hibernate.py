@@ -79,11 +79,18 @@ def hibernate(
 
     Returns:
         The verified snapshot, what was stored, and in `destroyed` whether the machine was ended.
-        With `dry_run`, what would be stored, lost and saved. Of a workspace that sleeps already:
-        its newest snapshot, and nothing was to do.
+        `files` and `bytes` are those of the whole snapshot, and `total_stored_bytes` what it takes
+        in the store; `new_bytes` is what was read for it as new, and `stored_bytes` what the store
+        took for that. `changed` and `accepted` name files that changed while they were read,
+        `lost` what went with the machine, `beside` what was stored of a home. With `dry_run`, what
+        would be stored, lost and saved. Of a workspace that sleeps already: its newest snapshot,
+        and nothing was to do.
 
     Raises:
-        StillChanging: Files changed in every pass, and no pattern accepts that.
+        SnapshotDamaged: The check before the destroy found that the store lacks a part of the
+            snapshot, or has it with another checksum. The machine is kept: hibernate again.
+        StillChanging: Files changed in every pass, or after the snapshot, and no pattern accepts
+            that.
         UnsavedWork: The machine holds work that is in no snapshot, such as files in a home.
         MachineInUse: A job works there, a program began meanwhile, or the machine is not idle or
             not unused and that was asked for.

@@ -39,10 +39,11 @@ def prune(
         dry_run: Report what would be freed, and change nothing. Switch it off to free it.
         grace_hours: The hours from a pack's mark to its deletion. Until then a deleted snapshot can
             be put back. Packs that were stored in the last three days are not marked yet.
-        rewrite_gib: The most that the next snapshots may have to store again, in GiB, so that
-            mostly dead packs can be freed. 0 leaves those packs alone.
-        without_snapshots: Also prune a workspace that has no snapshot left, which frees all its
-            packs.
+        rewrite_gib: Also free packs of which snapshots use less than a quarter. The next snapshots
+            store what they still use of such packs once more, up to this many GiB for all packs
+            together; then a later prune frees them. 0 leaves such packs alone.
+        without_snapshots: Also prune a workspace that has no snapshot left. All its packs are then
+            marked, and a later prune frees them.
 
     Returns:
         In `to_free` what this prune frees, in `waiting` what it has marked and may free later, and
@@ -55,7 +56,8 @@ def prune(
         InvalidInput: `grace_hours` is too short for snapshots that are being taken.
 
     Example:
-        Free what was marked a day ago:
+        Free what an earlier prune has marked at least a day ago, and mark what no snapshot names
+        now. To free what has just been deleted, call it now, and once more a day later:
         ```python
         from flows import prune
 
