@@ -19,12 +19,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import DeploymentUpdate
 
 from blocks import LocalProvider, ObjectStore, VastProvider, Workspace
 from blocks.access_keys import AccessKeys
 from blocks.workspace import open_all_providers
 from deployments import idle, up
 from deployments.installation import CHECKOUT, Installation, code_digest, code_version
+from deployments.schedules import WATCH
 from deployments.server import Server
 from tests.fixtures.deployed import Deployed
 from tests.fixtures.tls_front import TlsFront
@@ -633,7 +636,14 @@ def test_another_home_without_a_worker_starts_and_follows_what_the_worker_runs(
         return done.stdout
 
     login = {"PREFECT_API_AUTH_STRING": torpor_up.login}
-    connecting = ended("connect", torpor_up.ui_url, "--idle=off", **login)
+    with get_client(sync_client=True) as client:
+        watch = client.read_deployment_by_name(WATCH)
+        try:
+            connecting = ended("connect", torpor_up.ui_url, "--idle=off", **login)
+            assert not client.read_deployment_by_name(WATCH).parameters["only_report"]
+        finally:  # other tests see what `up` has made
+            as_before = DeploymentUpdate(parameters=watch.parameters, paused=watch.paused)
+            client.update_deployment(watch.id, as_before)
     assert ("nobody looks" in connecting.stdout, connecting.stderr) == (True, "")  # one version
     assert deployed.end(deployed.start("create", {"workspace": name}))["state_type"] == "COMPLETED"
     # The store and the machines are those of the worker's host: here, others have their addresses.
