@@ -111,6 +111,7 @@ def renter(opened: OpenWorkspace) -> Renter:
         opened.project,
         opened.job,
         lambda usd_h: check_budgets(opened, usd_h),
+        opened.side,
     )
 
 

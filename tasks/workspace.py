@@ -13,6 +13,7 @@ import msgspec
 
 from blocks import Workspace
 from blocks.budget import open_all_budgets
+from blocks.control_side import own_side
 from blocks.reference import loading_once
 from blocks.workspace import open_all_providers, open_each_provider
 from torpor.control.hosts import KnownHosts
@@ -122,6 +123,8 @@ class OpenWorkspace(StoredWorkspace):
     store_price: Callable[[], StorePrice | None] = field(default=lambda: None, repr=False)
     """Loads what the store costs; None if unknown."""
     store_key: bytes | None = field(default=None, repr=False)
+    side: str = ""
+    """This control side, as records name it; empty where nobody can say it."""
     left: Sequence[str] = ()
     """What the snapshot that is to be woken lacks, for people: what was left behind on its machine,
     the work of others."""
@@ -197,6 +200,7 @@ class OpenWorkspace(StoredWorkspace):
             store = block.open_store(on_away)
             identity = block.open_identity()
             store_key, price = block.store_key(), block.store_price()
+            side = own_side()
         return cls(
             spec=spec,
             store=store,
@@ -210,6 +214,7 @@ class OpenWorkspace(StoredWorkspace):
             store_price=lambda: price,
             key=None if store_key is None else workspace_key(store_key, spec.name),
             store_key=store_key,
+            side=side,
         )
 
 

@@ -91,6 +91,7 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     starting: bool = False  # handed over: the workspace's programs were not started yet
     volumes: tuple[str, ...] = ()  # where its provider was told to mount what outlives it
     adopted: bool = False  # its user rented it, and torpor took it over: it always holds work
+    side: str = ""  # the control side that asked for it; empty: of an older torpor
     version: int = 0  # counts its writes
 
     @property
@@ -141,6 +142,7 @@ class Rentals:
         project: str = "",
         job: str = "",
         volumes: Sequence[str] = (),
+        side: str = "",
     ) -> Rental:
         """Record that a machine is about to be asked for, with the key that it must show."""
         rental = Rental(
@@ -160,6 +162,7 @@ class Rentals:
             project=project,
             job=job,
             volumes=tuple(volumes),
+            side=side,
         )
         self._records.create(self.key(label), rental)
         return rental
