@@ -45,6 +45,16 @@ class SSHIdentity(Block):
     passphrase: SecretStr | None = Field(
         default=None, description="The passphrase of the key, if it has one."
     )
+    on_record: bool = Field(
+        default=True,
+        title="Keep in the bucket",
+        description=(
+            "Keep the private key, sealed, beside the snapshots of the workspaces that use it, so "
+            "that `torpor recover` on another host can log in to machines that stand. No machine "
+            "can open it; the passphrase is never kept. Off: keep a copy of the key yourself. A "
+            "store without an encryption key keeps none."
+        ),
+    )
 
     @classmethod
     def generate(cls, comment: str = "torpor") -> Self:

@@ -19,6 +19,7 @@ from tasks.adoption import (
     record_adoption,
 )
 from tasks.autosave import start_autosave
+from tasks.block_record import keep_settings
 from tasks.flow import flow
 from tasks.jobs import check_no_job
 from tasks.runner import runner
@@ -68,6 +69,7 @@ def adopt(
     with session:
         size, outside = _look_around(opened, session)
         if not dry_run:
+            keep_settings(opened)
             rental = record_adoption(opened, found, shown)  # first: then a kill leaves no orphan
             mark_adopted(found.provider, found.machine, rental.label)
             adopted = msgspec.structs.replace(found.machine, label=rental.label)

@@ -10,6 +10,7 @@ from pydantic import Field
 from blocks import Workspace
 from flows.procedures.each_workspace import act_on_each
 from flows.procedures.save import back_up
+from tasks.block_record import keep_settings
 from tasks.events import BackupFailed, BackupFinished, emit
 from tasks.flow import flow
 from tasks.machines import chosen_machine, open_session
@@ -124,6 +125,7 @@ def _take_and_expire(
 ) -> BackupReport:
     opened = opened.accepting_losses(accept_changed, [])
     probe_store(opened)
+    keep_settings(opened)
     live = chosen_machine(opened, machine, to_store=True)
     with open_session(opened, live, sleeps=True) as session:
         hibernated, verified = back_up(opened, session, live)

@@ -10,6 +10,7 @@ from pydantic import Field
 from blocks import Workspace
 from flows.procedures.rented_machine import rented_machine
 from tasks.autosave import start_autosave
+from tasks.block_record import keep_settings
 from tasks.flow import flow
 from tasks.hold import workspace_held
 from tasks.job_limits import for_job
@@ -47,6 +48,7 @@ def create(
     change = WantChange(gpu=gpu.strip(), regions=regions, agreed_usd_h=agreed_usd_h)
     opened = for_job(open_workspace(workspace).wanting(change), job, max_usd).freezing
     probe_store(opened)
+    keep_settings(opened)
     spec, freezer = opened.spec, Freezer()
     programs: list[str] = []
     with (

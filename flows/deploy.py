@@ -9,6 +9,7 @@ from pydantic import Field
 from blocks import Stack, Workspace
 from flows.procedures.deploy.deployment import DeployRequest, DeployTrial, deployment_on_a_machine
 from flows.procedures.rounds import rounds
+from tasks.block_record import keep_settings
 from tasks.deploy import expire_unused_bases, open_stack
 from tasks.flow import flow
 from tasks.machines import machines_of
@@ -60,6 +61,7 @@ def deploy(
         wanted = open_stack(stack)
         wanted.check(strategy_named(strategy))
         probe_store(opened)
+        keep_settings(opened)
         if strategy != "own":  # whose image may have the model
             _check_model(opened, wanted)
         report = deploy_stack(opened, wanted, strategy, snapshot, full_check)

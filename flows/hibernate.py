@@ -15,6 +15,7 @@ from flows.procedures.save import (
     with_warnings,
 )
 from tasks.autosave import delete_autosaves
+from tasks.block_record import SameSettings, keep_settings, other_settings
 from tasks.flow import flow
 from tasks.guards import (
     EndingMachine,
@@ -80,6 +81,8 @@ def hibernate(
     began_s = boot_clock_s()
     opened = open_workspace(workspace).accepting_losses(accept_changed, accept_lost)
     probe_store(opened)
+    if not dry_run:
+        keep_settings(opened)
     try:
         live = chosen_machine(opened, machine, to_store=True, sweeps=not dry_run)
         if destroy:
@@ -152,7 +155,7 @@ def _preview(
         stored_bytes=stored_bytes,
         price_usd_h=price_usd_h,
         storage_usd_month=None if price is None else price.usd_month(stored_bytes),
-        keeps=[*keeps, *_job(opened, machine), *lost.keep, *unfrozen] if destroys else [],
+        keeps=_kept(opened, machine, [*keeps, *lost.keep, *unfrozen]) if destroys else [],
         yours=lost.user_files,
         lost=lost.lines,
         programs=programs,
@@ -175,6 +178,11 @@ def _works(
     return keeps
 
 
+def _kept(opened: OpenWorkspace, machine: Machine, keeps: list[str]) -> list[str]:
+    """With what is known without the machine."""
+    return [*keeps, *_job(opened, machine), *other_settings(opened)]
+
+
 def _job(opened: OpenWorkspace, machine: Machine) -> list[str]:
     """Why a job keeps the machine."""
     try:
@@ -192,6 +200,8 @@ def hibernate_machine(
 ) -> HibernateReport:
     """Store the workspace of a machine, verify it, and destroy the machine if all guards agree. A
     disk that changed after the snapshot begins another round."""
+    repeated = any(isinstance(one, StaysIdle) for one in guards)
+    guards = [*guards, SameSettings(opened, repeated=repeated)]
     check_guards(guards, EndingMachine(machine))
     home = None if is_attended() else opened.home
     with Snapshot(opened, session, machine, guards, home=home) as snapshot:

@@ -13,6 +13,7 @@ from flows.procedures.fleet import MOST_MACHINES
 from flows.procedures.job.driver import Driver, driving
 from flows.procedures.run_key import run_key
 from flows.wake import wake_workspace
+from tasks.block_record import keep_settings
 from tasks.flow import flow
 from tasks.guards import Guard, NothingBegan, NothingLost
 from tasks.job_listing import failure_of
@@ -101,6 +102,7 @@ def job(
     """
     opened = open_workspace(workspace)
     probe_store(opened)
+    keep_settings(opened)
     record = job_of_run(opened, job, begins=bool(command))
     if record is None:
         check_environment(env, secrets)

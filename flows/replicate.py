@@ -8,6 +8,7 @@ from pydantic import Field
 
 from blocks import Workspace
 from flows.procedures.fleet import MOST_MACHINES, MOST_SPARES, MOST_TASKS, Fleet, FleetRequest
+from tasks.block_record import keep_settings
 from tasks.branch import branch
 from tasks.budgets import what_is_left
 from tasks.flow import flow
@@ -63,6 +64,7 @@ def replicate(
     opened = open_workspace(workspace).accepting(accept_paths).wanting(change)
     with branch():  # the steps of each machine follow these in Prefect's graph
         probe_store(opened)
+        keep_settings(opened)
         wanted, opened = pick_snapshot_to_wake(opened, snapshot)
         with renting(opened) as held:  # ends what was not handed over
             if count:

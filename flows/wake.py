@@ -13,6 +13,7 @@ from flows.procedures.rented_machine import own_or_rented_machine
 from flows.procedures.restore import restore_all, restore_run_before_handover
 from flows.procedures.rounds import rounds
 from tasks.autosave import start_autosave
+from tasks.block_record import keep_settings
 from tasks.budgets import what_is_left
 from tasks.flow import flow
 from tasks.job_limits import for_job
@@ -81,6 +82,7 @@ def wake(
     probe_store(opened)
     if dry_run:
         return _offers(opened, snapshot, machine)
+    keep_settings(opened)
     return wake_workspace(opened, snapshot, machine, full_check)
 
 

@@ -35,6 +35,7 @@ from flows.procedures.watch.rows import (
     newest_snapshots,
     not_there,
 )
+from tasks.block_record import keep_daily
 from tasks.flow import flow
 from tasks.overview import look_once_more, with_closed
 from tasks.run_table import shown
@@ -144,6 +145,8 @@ def watch(
         runner().front_page(page)
     if metrics:
         write_metrics(report, people_hear_of(alarms, delivered, report.at_unix), metrics)
+    if not dry_run:
+        keep_daily(asked.blocks, None if workspaces else {*asked.blocks, *asked.closed})
     if faults:
         worst = next((f for f in faults if not isinstance(f, NotDelivered)), faults[-1])
         raise shown(report, worst)

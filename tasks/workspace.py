@@ -15,6 +15,7 @@ from blocks import Workspace
 from blocks.budget import open_all_budgets
 from blocks.control_side import own_side
 from blocks.reference import loading_once
+from blocks.settings import settings_of
 from blocks.workspace import open_all_providers, open_each_provider
 from torpor.control.hosts import KnownHosts
 from torpor.control.jobs.records import Jobs
@@ -26,6 +27,7 @@ from torpor.control.remote.session import SshSession
 from torpor.control.remote.ssh import Identity
 from torpor.control.rental.markets import Markets
 from torpor.control.rental.records import Rentals
+from torpor.control.store.block_records import Settings
 from torpor.control.store.object_store import ObjectStore
 from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, TorporError
@@ -125,6 +127,8 @@ class OpenWorkspace(StoredWorkspace):
     store_key: bytes | None = field(default=None, repr=False)
     side: str = ""
     """This control side, as records name it; empty where nobody can say it."""
+    settings: Callable[[], Settings | None] = field(default=lambda: None, repr=False)
+    """Loads what its blocks hold, for its record in the bucket; None if its block is not saved."""
     left: Sequence[str] = ()
     """What the snapshot that is to be woken lacks, for people: what was left behind on its machine,
     the work of others."""
@@ -201,6 +205,7 @@ class OpenWorkspace(StoredWorkspace):
             identity = block.open_identity()
             store_key, price = block.store_key(), block.store_price()
             side = own_side()
+        saved = block._block_document_name is not None
         return cls(
             spec=spec,
             store=store,
@@ -215,6 +220,9 @@ class OpenWorkspace(StoredWorkspace):
             key=None if store_key is None else workspace_key(store_key, spec.name),
             store_key=store_key,
             side=side,
+            settings=cache(
+                lambda: settings_of(block, sealed=store_key is not None) if saved else None
+            ),
         )
 
 

@@ -63,6 +63,7 @@ def delete(
     """
     with connected():
         from blocks import Workspace
+        from tasks.block_record import withdraw_settings
         from tasks.runs_of_block import delete_schedule
 
         block = Workspace.of(workspace)
@@ -88,6 +89,7 @@ def delete(
             for schedule in found.uses.schedules:
                 delete_schedule(schedule)
             _delete_block(block)  # no wake begins with a snapshot that is to go
+            withdraw_settings(opened, workspace, block.store)
             if _look(block)[1].snapshots != found.snapshots:
                 raise _changed(workspace)
             if snapshots:

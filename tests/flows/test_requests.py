@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from tasks.overview import live_machines, overview
 from tests.fixtures.lab import Lab, make_lab
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
+from torpor.control.store.block_records import settings_for
 from torpor.control.store.manifests import snapshot_ids
 from torpor.shared.format.names import manifest_key
 from torpor.shared.transfer.transfer import Range
@@ -74,7 +76,9 @@ def stored() -> Iterator[tuple[Lab, Counting]]:
         (home / "notes").mkdir(parents=True)
         (home / "notes" / "a.txt").write_text("first\n")
         (home / "weights.bin").write_bytes(os.urandom(100_000))
-        run_plainly(lab.opened, backup)
+        settings = settings_for(lab.opened.spec, "demo", sealed=False)
+        lab.opened = replace(lab.opened, side="11111111", settings=lambda: settings)
+        run_plainly(lab.opened, backup)  # which writes its settings beside it
         store.asked.clear()
         yield lab, store
     store.close()
@@ -83,16 +87,16 @@ def stored() -> Iterator[tuple[Lab, Counting]]:
 def test_an_unchanged_backup_sends_few_requests(stored: tuple[Lab, Counting]) -> None:
     lab, store = stored
     run_plainly(lab.opened, backup)
-    assert store.kinds == {"LIST": 21, "GET": 15, "HEAD": 3, "PUT": 2}
+    assert store.kinds == {"LIST": 21, "GET": 16, "HEAD": 3, "PUT": 2}
     _check_read_twice(lab, store)
 
 
 def test_an_unchanged_hibernate_sends_few_requests(stored: tuple[Lab, Counting]) -> None:
-    """What a destroy rests on is asked anew: the listing of the snapshots and the jobs, before the
-    warrant and right before the market is asked."""
+    """What a destroy rests on is asked anew: the listing of the snapshots, of the jobs and of other
+    control sides' settings, before the warrant and right before the market is asked."""
     lab, store = stored
     assert hibernate_plainly(lab.opened).destroyed
-    assert store.kinds == {"LIST": 20, "GET": 14, "HEAD": 3, "PUT": 5, "DELETE": 1}
+    assert store.kinds == {"LIST": 22, "GET": 15, "HEAD": 3, "PUT": 5, "DELETE": 1}
     _check_read_twice(lab, store)
 
 

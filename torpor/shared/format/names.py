@@ -23,6 +23,11 @@ def deletions_prefix(workspace: WorkspaceName) -> str:
     return f"workspaces/{workspace}/deleted/"
 
 
+def settings_prefix(workspace: WorkspaceName | None = None) -> str:
+    """Beside all workspaces: one listing shows the records of each."""
+    return "settings/" if workspace is None else f"settings/{workspace}/"
+
+
 def manifest_key(workspace: WorkspaceName, snapshot: SnapshotId) -> ObjectKey:
     return ObjectKey(snapshots_prefix(workspace) + snapshot)
 
