@@ -9,18 +9,23 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 
 from cyclopts import Parameter
 
 from deployments.installation import secret_file
 from deployments.terminal import say
 from torpor.control.own_server import state_folder
-from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled
+from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled, TorporError
 from torpor.shared.plain_text import short
 from torpor.shared.values import Want, machine_path, workspace_name
 from torpor_cli.question import answer
 from torpor_cli.server import connected
+
+if TYPE_CHECKING:
+    from prefect_aws import AwsCredentials
+
+    from blocks import ObjectStore, Workspace
 
 Several = Annotated[list[str] | None, Parameter(negative=())]
 STORE_VARIABLE: Final = "AWS_SECRET_ACCESS_KEY"
@@ -134,6 +139,7 @@ def init(
         )
         save_new(undo, block, name)
         undo.pop_all()
+        keep_on_record(name)
         say_of_this_home(paths)
         say(f"workspace   {name} is saved")
         say(f"            `torpor offers {name}` shows what to rent")
@@ -160,16 +166,67 @@ def _store(
     made, but for the key: another command may have stored something with it meanwhile, and the next
     `init` of this name takes it again."""
     from prefect_aws import AwsCredentials
-    from pydantic import SecretStr
 
     from blocks import ObjectStore
-    from torpor.control.store.s3 import bucket_name
 
-    kind: Any = "other" if bucket and not flavour else _flavour(flavour)
+    kind: Any = "other" if bucket and not flavour else kind_of_store(flavour)
     if kind == "default":
         return "default"
     _check_free(ObjectStore, name)
     _check_free(AwsCredentials, name)
+    said = asked_store(kind, bucket, endpoint, region, access_key)
+    key_file, key = kept_key(name)
+    save_new(undo, said.login(), name)
+    save_new(undo, said.block(name, key), name)
+    try_store(name)
+    say_key(key_file)
+    return name
+
+
+class StoreAnswers(NamedTuple):
+    """A bucket and its login, as the options and the person at the terminal name them."""
+
+    kind: Any
+    bucket: str
+    endpoint: str
+    region: str
+    access_key: str
+    secret_key: str
+
+    def login(self) -> AwsCredentials:
+        from prefect_aws import AwsCredentials
+        from pydantic import SecretStr
+
+        return AwsCredentials(
+            aws_access_key_id=self.access_key, aws_secret_access_key=SecretStr(self.secret_key)
+        )
+
+    def block(self, name: str, key: str, prefix: str = "") -> ObjectStore:
+        """The Object Store block; ``key`` is empty where the store is plain."""
+        from pydantic import SecretStr
+
+        from blocks import ObjectStore
+
+        block: ObjectStore = made(
+            lambda: ObjectStore(
+                flavour=self.kind,
+                bucket=self.bucket,
+                endpoint_url=self.endpoint,
+                region=self.region,
+                prefix=prefix,
+                credentials=f"aws-credentials/{name}",
+                encryption_key=SecretStr(key) if key else None,
+            )
+        )
+        return block
+
+
+def asked_store(
+    kind: Any, bucket: str, endpoint: str, region: str, access_key: str
+) -> StoreAnswers:
+    """What the options do not give is asked; nothing is saved."""
+    from torpor.control.store.s3 import bucket_name
+
     bucket = _answered("Bucket, which must exist", "", bucket_name, bucket or None)
     if not endpoint and not region:
         endpoint, region = _place(kind)
@@ -177,28 +234,27 @@ def _store(
     if kind in _STORE_KEYS and not (access_key and os.environ.get(STORE_VARIABLE)):
         say(f"Keys are made at {_STORE_KEYS[kind]}")
     access_key = access_key or _answered("Id of the access key", "", _something)
-    secret = _secret("Secret access key", STORE_VARIABLE)
-    key_file = state_folder() / "keys" / name
-    key = secret_file(key_file, lambda: ObjectStore.new_encryption_key().get_secret_value())
-    block = made(
-        lambda: ObjectStore(
-            flavour=kind,
-            bucket=bucket,
-            endpoint_url=endpoint,
-            region=region,
-            credentials=f"aws-credentials/{name}",
-            encryption_key=SecretStr(key),
-        )
-    )
-    keys = AwsCredentials(aws_access_key_id=access_key, aws_secret_access_key=SecretStr(secret))
-    save_new(undo, keys, name)
-    save_new(undo, block, name)
-    try_store(name)
-    say(f"key         {key_file} seals the snapshots. Keep a copy: without it they are lost.")
-    return name
+    secret = ask_secret("Secret access key", STORE_VARIABLE)
+    return StoreAnswers(kind, bucket, endpoint, region, access_key, secret)
 
 
-def _flavour(given: str) -> Any:
+def kept_key(name: str, key: str = "") -> tuple[Path, str]:
+    """The file that keeps a store's key on this host, and what is in it: ``key``, or a new one,
+    where nothing was."""
+    from blocks import ObjectStore
+
+    def new() -> str:
+        return key or ObjectStore.new_encryption_key().get_secret_value()
+
+    file = state_folder() / "keys" / name
+    return file, secret_file(file, new)
+
+
+def say_key(file: Path) -> None:
+    say(f"key         {file} seals the snapshots. Keep a copy: without it they are lost.")
+
+
+def kind_of_store(given: str) -> Any:
     """The kind of store, or `default` for the one on this host."""
 
     def known(said: str) -> str:
@@ -280,10 +336,10 @@ def _provider(undo: ExitStack, market: str) -> str:
         needed = [name for name, field in fields.items() if field.is_required()]
         needed.remove("api_key")
         more = {
-            name: _secret(f"{fields[name].title} of {market}", f"TORPOR_MARKET_{name.upper()}")
+            name: ask_secret(f"{fields[name].title} of {market}", f"TORPOR_MARKET_{name.upper()}")
             for name in needed
         }
-        key = _secret(f"{fields['api_key'].title} of {market}", MARKET_VARIABLE)
+        key = ask_secret(f"{fields['api_key'].title} of {market}", MARKET_VARIABLE)
         block = made(lambda: kind(api_key=key, **more))
         block.open().check("")
         save_new(undo, block, "default")
@@ -322,6 +378,28 @@ def try_market(reference: str) -> None:
     say(short(f"market      {opened.identity}: account {account.name}{balance}"))
     for note in account.notes:
         say(f"            {note}")
+
+
+def keep_on_record(name: str, moved: Workspace | None = None) -> None:
+    """Write the settings of a workspace that was just saved into its bucket, and say where another
+    host has others. Where that fails, the next flow does it. ``moved``: the block as it was in
+    another store, where its settings are withdrawn."""
+    from tasks.block_record import keep_settings, other_settings, withdraw_settings
+    from tasks.workspace_blocks import open_workspace
+
+    if moved is not None:
+        try:
+            withdraw_settings(open_workspace(moved), name, moved.store)
+        except TorporError as error:
+            said = f"the settings of {name} stay in the bucket of {moved.store}: {error}"
+            say(f"torpor: warning: {said}", sys.stderr)
+    try:
+        opened = open_workspace(name)
+        keep_settings(opened)
+        for words in other_settings(opened):
+            say(f"torpor: warning: no machine of it will be ended: {words}", sys.stderr)
+    except TorporError as error:
+        say(f"torpor: warning: the settings of {name} are not in its bucket: {error}", sys.stderr)
 
 
 def _limit(reference: str, gpu: str) -> float:
@@ -444,9 +522,12 @@ def _answered(
             say(f"torpor: {error}", sys.stderr)
 
 
-def _secret(question: str, variable: str) -> str:
+def ask_secret(question: str, variable: str, *, needed: bool = True) -> str:
+    """``needed``: else nothing is an answer, also where nobody is at the terminal."""
     if given := os.environ.get(variable):
         return given
+    if not sys.stdin.isatty() and not needed:
+        return ""
     if not sys.stdin.isatty():
         raise InvalidInput(f"nobody is at the terminal to answer: {question}? Set {variable}")
     try:

@@ -174,6 +174,7 @@ def test_the_machine_of_a_killed_wake_is_told_of_and_ended_or_hibernated(
     assert subject.startswith("torpor: over: ")
 
 
+@pytest.mark.rule(24)
 def test_a_machine_of_another_control_side_is_left_until_no_deploy_of_that_can_be_under_way(
     stored: Lab,
 ) -> None:

@@ -35,6 +35,8 @@ from torpor.control.store.patience import StorePatience
 from torpor.shared.errors import StoreDenied, StoreUnavailable, UnsavedWork
 from torpor.shared.values import MIB, Machine, MachineId, ObjectKey, WorkspaceName
 
+pytestmark = pytest.mark.rule(24)
+
 DEMO = WorkspaceName("demo")
 ONE, TWO = "11111111", "22222222"
 

@@ -23,6 +23,8 @@ from torpor.shared.errors import RecordRefused
 from torpor.shared.format.keys import workspace_key
 from torpor.shared.values import ObjectKey, StoredObject, WorkspaceName, WorkspaceSpec
 
+pytestmark = pytest.mark.rule(24)
+
 DEMO = WorkspaceName("demo")
 KEY = bytes(range(32))
 ONE, TWO = "11111111", "22222222"

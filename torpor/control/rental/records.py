@@ -201,8 +201,9 @@ class Rentals:
         self._records.create(self.key(label), rental)
         return rental
 
-    def open(self, unread: Unread | None = None) -> list[Rental]:
-        """Every rental that has not ended, at any provider. ``unread``: as in Records.read_each."""
+    def open(self, unread: Unread | None = None, *, files: bool = True) -> list[Rental]:
+        """Every rental that has not ended, at any provider. ``unread``: as in Records.read_each.
+        ``files``: move what a killed run has left ended to the history."""
         keys = [found.key for found in self._store.list(self._prefix("rentals/"))]
         ended = {rental_named(key) for key in keys if "/rentals/ended/" in key}
         handed = {rental_named(key) for key in keys if "/rentals/handed/" in key}
@@ -214,10 +215,10 @@ class Rentals:
                     continue  # a name alone, which anybody may write, ends no rental
             with left_out(self._key("open", name), unread):
                 found = self._read(name, handed=name in handed)
-                if found is not None and found[0].state == "ended":
-                    self._file(found[0])  # its run was killed half-way
-                elif found is not None:
+                if found is not None and found[0].state != "ended":
                     rentals.append(found[0])
+                elif found is not None and files:
+                    self._file(found[0])  # its run was killed half-way
         return rentals
 
     def history(self, since_unix: float = 0.0, unread: Unread | None = None) -> list[Rental]:
