@@ -31,6 +31,7 @@ QUICK_START: Final = PROJECT / "docs" / "guide" / "quick-start.md"
 COMMANDS: Final = PROJECT / "docs" / "guide" / "commands.md"
 TROUBLE: Final = PROJECT / "docs" / "guide" / "troubleshooting.md"
 SAFETY: Final = PROJECT / "docs" / "safety.md"
+PYTHON: Final = [PROJECT / "docs" / "api.md", PROJECT / "docs" / "blocks.md"]
 EXAMPLES: Final = sorted((PROJECT / "examples").rglob("*.md"))
 PAGES: Final = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md"), *EXAMPLES])
 
@@ -161,7 +162,7 @@ def test_the_first_steps_are_those_that_ci_and_the_first_click_run() -> None:
     assert f'{LOGIN_VARIABLE}="$(cat {login})"' in unattended
 
 
-@pytest.mark.parametrize("page", [README, SAFETY, *GUIDE, *EXAMPLES], ids=_name)
+@pytest.mark.parametrize("page", [README, SAFETY, *PYTHON, *GUIDE, *EXAMPLES], ids=_name)
 def test_commands_of_torpor_parse(page: Path) -> None:
     """Each command of a block of code, and each in a sentence, is one that the real app accepts."""
     wrong = [line for line in _commands(page) if not _parses(shlex.split(line, comments=True)[1:])]
@@ -183,7 +184,7 @@ def test_the_trainjob_of_the_guide_runs_a_command_that_parses() -> None:
     assert argv[:3] == ["tini", "--", "torpor"] and _parses(argv[3:])
 
 
-@pytest.mark.parametrize("page", [README, *GUIDE], ids=_name)
+@pytest.mark.parametrize("page", [README, *PYTHON, *GUIDE], ids=_name)
 def test_examples_call_what_exists(page: Path) -> None:
     """Each example parses and imports what it uses; what it imports is there; functions and blocks
     know its keywords."""
@@ -261,7 +262,8 @@ def test_every_field_of_a_form_says_what_it_means() -> None:
 def _commands(page: Path) -> list[str]:
     """The lines that a reader may type which begin with `torpor`."""
     text = page.read_text()
-    fenced = "".join(re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    fenced = "".join(block for language, block in blocks if not language)
     lines = re.findall(r"^(?:\$ )?(torpor .+)$", fenced, re.MULTILINE)
     sentences = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     return lines + re.findall(r"`(torpor [^`]+)`", " ".join(sentences.split()))
@@ -304,6 +306,8 @@ def _bound(tree: ast.AST) -> set[str]:
     names = {alias.asname or alias.name for node in imports for alias in node.names}
     stores = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
     names |= {node.id for node in stores if isinstance(node.ctx, ast.Store)}
+    handlers = (node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler))
+    names |= {handler.name for handler in handlers if handler.name}
     return names | set(dir(builtins))
 
 
