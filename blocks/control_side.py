@@ -3,7 +3,6 @@ workers."""
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
 from typing import Final
@@ -16,24 +15,16 @@ from blocks.connection import server_in_use
 from blocks.reference import loaded_once
 from torpor.shared.errors import InvalidInput
 
-_log = logging.getLogger(__name__)
 _VARIABLE: Final = "torpor_control_side"
 _TAG: Final = "torpor"
 _NAME: Final = re.compile(r"[0-9a-f]{8}")
 
 
 def own_side() -> str:
-    """The name of this control side, made at the first use: 8 hexadecimal digits. Records in a
-    bucket say by it who wrote them. Empty, with a warning, where the server does not say it."""
-    try:
-        return loaded_once(_VARIABLE, _own_side)
-    except Exception as error:  # noqa: BLE001 - the server's client raises any
-        _log.warning(
-            "this control side has no name now, so that no settings are written into a bucket or "
-            "compared with those of other control sides: %s",
-            error,
-        )
-        return ""
+    """The name of this control side, made at the first use: 8 hexadecimal digits. A record in a
+    bucket names by it who owns a workspace. Raises what the server's client raises: a run that does
+    not know its own name must not take a workspace for nobody's."""
+    return loaded_once(_VARIABLE, _own_side)
 
 
 def _own_side() -> str:
@@ -49,6 +40,6 @@ def _own_side() -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise InvalidInput(
             f"the variable {_VARIABLE} of {server_in_use()} is no name of a control side: delete "
-            "it there"
+            "it there, and it is made again"
         )
     return value

@@ -23,14 +23,15 @@ from blocks.reference import faults, load_named, loading_once, saved_names
 from blocks.ssh_identity import SSHIdentity
 from blocks.tuning import Tuning
 from blocks.workspace import Workspace
-from torpor.control.store.block_records import COMMANDS, Fields, Settings, settings_for
+from torpor.control.store.workspace_records import COMMANDS, Fields, Settings
 from torpor.shared.errors import InvalidInput
 
 KINDS: Final[dict[str, type[Block]]] = {
     kind.get_block_type_slug(): kind
-    for kind in (Idleness, Tuning, SSHIdentity, *PROVIDERS, ObjectStore, Workspace, Budget)
+    for kind in (SSHIdentity, ObjectStore, *PROVIDERS, Idleness, Tuning, Budget, Workspace)
 }
-"""The types of block that are kept, by their slugs, in the order in which they are made again."""
+"""The types of block that are kept, by their slugs, in the order in which they are made again: a
+workspace after its budgets."""
 WORKSPACE, STORE, IDENTITY, LOCAL, BUDGET = (
     "workspace", "object-store", "ssh-identity", "local-provider", "budget"
 )  # fmt: skip
@@ -73,8 +74,7 @@ def _settings_of(block: Workspace, *, sealed: bool) -> Settings:
         budget = saved(f"{BUDGET}/{other}")
         if isinstance(budget, Budget) and _counts(budget, block, name):
             add(f"{BUDGET}/{other}", budget)
-    stored = settings_for(block.spec(), name, sealed=sealed).stored
-    return Settings(block=name, stored=stored, blocks=kept, withheld=withheld)
+    return Settings(block=name, blocks=kept, withheld=withheld)
 
 
 def _counts(budget: Budget, block: Workspace, name: str) -> bool:
@@ -168,6 +168,23 @@ def is_as(block: Block, fields: Fields) -> bool:
     """Whether the block holds these fields. Fields that are not kept do not count."""
     own, _ = fields_of(block, sealed=True)
     return all(own.get(name, value) == value for name, value in fields.items())
+
+
+def differences(block: Block, fields: Fields) -> list[str]:
+    """In which fields the block is another one than these say."""
+    own, _ = fields_of(block, sealed=True)
+    return sorted(name for name, value in fields.items() if own.get(name, value) != value)
+
+
+def unknown_fields(kind: type[Block], fields: Fields) -> list[str]:
+    """The fields that a newer torpor's block of this kind had."""
+    return sorted(fields.keys() - kind.model_fields.keys())
+
+
+def budget_becomes(budget: Fields, becomes: Mapping[str, str]) -> Fields:
+    """The fields of a budget whose workspaces have these names by now."""
+    named = [str(one).rpartition("/")[2] for one in budget.get("workspaces") or ()]
+    return {**budget, "workspaces": [becomes.get(one, one) for one in named]}
 
 
 def other_name(name: str, fields: Fields) -> str:

@@ -19,9 +19,9 @@ from tasks.adoption import (
     record_adoption,
 )
 from tasks.autosave import start_autosave
-from tasks.block_record import keep_settings
 from tasks.flow import flow
 from tasks.jobs import check_no_job
+from tasks.ownership import check_owner
 from tasks.runner import runner
 from tasks.snapshot import begin_snapshot, look_for_losses, look_for_new
 from tasks.workspace import OpenWorkspace
@@ -73,6 +73,7 @@ def adopt(
         UnsafeDestroy: The machine is not running, so torpor cannot look at it.
         MachineDenied: root cannot log in with the workspace's SSH identity.
         InvalidInput: No provider block is for it, or its market states no price.
+        Recovered: Another control side has recovered the workspace, and owns it.
 
     Example:
         Look first, then adopt:
@@ -85,6 +86,8 @@ def adopt(
     """
     opened = open_workspace(workspace)
     probe_store(opened)
+    if not dry_run:
+        check_owner(opened)
     if release:
         return _released(opened, machine, dry_run)
     found = find_adoptable(opened, machine, price_usd_h)
@@ -92,7 +95,6 @@ def adopt(
     with session:
         size, outside = _look_around(opened, session)
         if not dry_run:
-            keep_settings(opened)
             rental = record_adoption(opened, found, shown)  # first: then a kill leaves no orphan
             mark_adopted(found.provider, found.machine, rental.label)
             adopted = msgspec.structs.replace(found.machine, label=rental.label)

@@ -10,10 +10,10 @@ from pydantic import Field
 from blocks import Workspace
 from flows.procedures.each_workspace import act_on_each
 from flows.procedures.save import back_up
-from tasks.block_record import keep_settings
 from tasks.events import BackupFailed, BackupFinished, emit
 from tasks.flow import flow
 from tasks.machines import chosen_machine, open_session
+from tasks.ownership import why_only_adds
 from tasks.retention import apply_retention, judge_snapshots
 from tasks.runner import runner
 from tasks.sleep import asleep
@@ -146,13 +146,15 @@ def _take_and_expire(
 ) -> BackupReport:
     opened = opened.accepting_losses(accept_changed, [])
     probe_store(opened)
-    keep_settings(opened)
-    live = chosen_machine(opened, machine, to_store=True)
+    why = why_only_adds(opened)
+    live = chosen_machine(opened, machine, to_store=True, sweeps=not why)
     with open_session(opened, live, sleeps=True) as session:
-        hibernated, verified = back_up(opened, session, live)
+        hibernated, verified = back_up(opened, session, live, only_adds=bool(why))
     verdicts = judge_snapshots(opened, retention, and_a_new_one=False)
     deleted: list[SnapshotId] = []
-    if hibernated.missed:
+    if why:
+        runner().log.warning("no older snapshot is deleted: %s", why)
+    elif hibernated.missed:
         runner().log.warning("no older snapshot is deleted: they may hold what this one lacks")
     else:
         verdicts, deleted = apply_retention(opened, verified, verdicts)

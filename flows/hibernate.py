@@ -15,7 +15,6 @@ from flows.procedures.save import (
     with_warnings,
 )
 from tasks.autosave import delete_autosaves
-from tasks.block_record import SameSettings, keep_settings, other_settings
 from tasks.flow import flow
 from tasks.guards import (
     EndingMachine,
@@ -25,9 +24,11 @@ from tasks.guards import (
     NothingLost,
     StaysIdle,
     StaysUnused,
+    StillOwner,
     check_guards,
 )
 from tasks.machines import check_rented, chosen_machine, open_session, rental_of
+from tasks.ownership import check_owner
 from tasks.programs import NEVER, look_at_programs, prove_freezing
 from tasks.questions import is_attended
 from tasks.sleep import asleep
@@ -92,6 +93,7 @@ def hibernate(
         HookFailed: The quiesce command ended with an error.
         WorkspaceBusy: Another run holds this workspace on this machine.
         MachineUnfit: `process` is `require`, and a program could not be frozen.
+        Recovered: Another control side has recovered the workspace, and owns it.
         EndUnproven: The snapshot is verified, and the market has not proven that the machine ended.
             After every other error torpor has not ended the machine.
         InvalidInput: The workspace is on several machines and `machine` names none, or the machine
@@ -110,7 +112,7 @@ def hibernate(
     opened = open_workspace(workspace).accepting_losses(accept_changed, accept_lost)
     probe_store(opened)
     if not dry_run:
-        keep_settings(opened)
+        check_owner(opened)
     try:
         live = chosen_machine(opened, machine, to_store=True, sweeps=not dry_run)
         if destroy:
@@ -183,7 +185,7 @@ def _preview(
         stored_bytes=stored_bytes,
         price_usd_h=price_usd_h,
         storage_usd_month=None if price is None else price.usd_month(stored_bytes),
-        keeps=_kept(opened, machine, [*keeps, *lost.keep, *unfrozen]) if destroys else [],
+        keeps=[*keeps, *_job(opened, machine), *lost.keep, *unfrozen] if destroys else [],
         yours=lost.user_files,
         lost=lost.lines,
         programs=programs,
@@ -206,11 +208,6 @@ def _works(
     return keeps
 
 
-def _kept(opened: OpenWorkspace, machine: Machine, keeps: list[str]) -> list[str]:
-    """With what is known without the machine."""
-    return [*keeps, *_job(opened, machine), *other_settings(opened)]
-
-
 def _job(opened: OpenWorkspace, machine: Machine) -> list[str]:
     """Why a job keeps the machine."""
     try:
@@ -228,8 +225,7 @@ def hibernate_machine(
 ) -> HibernateReport:
     """Store the workspace of a machine, verify it, and destroy the machine if all guards agree. A
     disk that changed after the snapshot begins another round."""
-    repeated = any(isinstance(one, StaysIdle) for one in guards)
-    guards = [*guards, SameSettings(opened, repeated=repeated)]
+    guards = [*guards, StillOwner(opened)]
     check_guards(guards, EndingMachine(machine))
     home = None if is_attended() else opened.home
     with Snapshot(opened, session, machine, guards, home=home) as snapshot:

@@ -13,7 +13,6 @@ from flows.procedures.fleet import MOST_MACHINES
 from flows.procedures.job.driver import Driver, driving
 from flows.procedures.run_key import run_key
 from flows.wake import wake_workspace
-from tasks.block_record import keep_settings
 from tasks.flow import flow
 from tasks.guards import Guard, NothingBegan, NothingLost
 from tasks.job_listing import failure_of
@@ -28,6 +27,7 @@ from tasks.jobs import (
     stop_command,
 )
 from tasks.machines import open_session
+from tasks.ownership import check_owner
 from tasks.run_table import shown
 from tasks.runner import runner
 from tasks.runs import CONTINUING
@@ -110,6 +110,7 @@ def job(
         InvalidInput: There is no command, a Secret block is missing, or the workspace cannot be
             used.
         WorkspaceBusy: Another run drives the job.
+        Recovered: Another control side has recovered the workspace, and owns it.
 
     Example:
         Train on spot machines for at most 20 dollars:
@@ -122,7 +123,7 @@ def job(
     """
     opened = open_workspace(workspace)
     probe_store(opened)
-    keep_settings(opened)
+    check_owner(opened)
     record = job_of_run(opened, job, begins=bool(command))
     if record is None:
         check_environment(env, secrets)

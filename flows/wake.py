@@ -13,11 +13,11 @@ from flows.procedures.rented_machine import own_or_rented_machine
 from flows.procedures.restore import restore_all, restore_run_before_handover
 from flows.procedures.rounds import rounds
 from tasks.autosave import start_autosave
-from tasks.block_record import keep_settings
 from tasks.budgets import what_is_left
 from tasks.flow import flow
 from tasks.job_limits import for_job
 from tasks.machines import hand_over, make_paths, open_session
+from tasks.ownership import check_owner
 from tasks.programs import OWN_MACHINE, Freezer, prove_freezing, start_programs
 from tasks.restore import (
     NEWEST,
@@ -87,6 +87,7 @@ def wake(
         DiskFull: The machine has no room for the snapshot.
         MachineUnfit: The machine's disk cannot hold a file, or `process` is `require` and the
             machine can freeze no programs.
+        Recovered: Another control side has recovered the workspace, and owns it.
 
     Example:
         Wake, and log in:
@@ -108,7 +109,7 @@ def wake(
     probe_store(opened)
     if dry_run:
         return _offers(opened, snapshot, machine)
-    keep_settings(opened)
+    check_owner(opened)
     return wake_workspace(opened, snapshot, machine, full_check)
 
 

@@ -35,10 +35,10 @@ from flows.procedures.watch.rows import (
     newest_snapshots,
     not_there,
 )
-from tasks.block_record import keep_daily
 from tasks.fleet import look_at_fleet
 from tasks.flow import flow
 from tasks.overview import look_once_more, with_closed
+from tasks.ownership import why_only_reported
 from tasks.run_table import shown
 from tasks.runner import StepFuture, runner
 from tasks.watch import (
@@ -125,7 +125,7 @@ def watch(
     if not dry_run:
         remember_spent(look.budgets, watched)
         watched = [_hibernate(one, asked, faults) for one in watched]
-        jobs = [_continue(one, faults) for one in look.jobs]
+        jobs = [_continue(one, asked, faults) for one in look.jobs]
     report = _report(look, watched, jobs)
     observation = Observation(
         report=report,
@@ -141,7 +141,7 @@ def watch(
     delivered = None if dry_run else tell_of(alarms, notify, faults)
     left = look.left
     if not dry_run:  # what was left is acted on once it is remembered for how long
-        sure = {name: of for name, of in asked.named.items() if name not in look.doubtful}
+        sure = {name: asked.named[name] for name in asked.own if name not in look.doubtful}
         reconcile_abandoned(report.findings, sure, asked.differences, faults)
         left = [
             act_on_left(
@@ -151,6 +151,8 @@ def watch(
                 delivered,
                 faults,
             )
+            if one.workspace in asked.own
+            else one
             for one in left
         ]
     titles = [one.title for one in alarms.alerts]
@@ -165,8 +167,6 @@ def watch(
         hear_of = people_hear_of(alarms, delivered, report.at_unix)
         fleet = look_at_fleet(asked.blocks, look.costs, metrics)
         write_metrics(report, hear_of, fleet, metrics)
-    if not dry_run:
-        keep_daily(asked.blocks, None if workspaces else {*asked.blocks, *asked.closed})
     if faults:
         worst = next((f for f in faults if not isinstance(f, NotDelivered)), faults[-1])
         raise shown(report, worst)
@@ -176,13 +176,20 @@ def watch(
 class _Opened(NamedTuple):
     """The workspaces of a look. ``blocks``: each Workspace block, opened; ``closed``: those that
     cannot be opened, and why. ``named``: the blocks of each workspace; ``workspaces``: the first of
-    them, which stands for all; ``differences``: what they differ in."""
+    them, which stands for all; ``differences``: what they differ in. ``not_own``: why nothing is
+    done for a workspace, such as that another control side owns it."""
 
     blocks: dict[str, OpenWorkspace]
     closed: dict[str, TorporError]
     named: dict[WorkspaceName, list[str]]
     workspaces: dict[WorkspaceName, OpenWorkspace]
     differences: dict[WorkspaceName, BlockDifferences]
+    not_own: dict[WorkspaceName, str]
+
+    @property
+    def own(self) -> dict[WorkspaceName, OpenWorkspace]:
+        """The workspaces for which something may be done."""
+        return {name: one for name, one in self.workspaces.items() if name not in self.not_own}
 
 
 class _Look(NamedTuple):
@@ -220,7 +227,10 @@ def _open(wanted: list[str]) -> _Opened:
     for block, one in blocks.items():
         named.setdefault(one.spec.name, []).append(block)
     workspaces = {name: blocks[of[0]] for name, of in named.items()}
-    return _Opened(blocks, closed, named, workspaces, block_differences(blocks, named))
+    not_own = {name: why for name, one in workspaces.items() if (why := why_only_reported(one))}
+    for why in not_own.values():
+        runner().log.warning("only reported: %s", why)
+    return _Opened(blocks, closed, named, workspaces, block_differences(blocks, named), not_own)
 
 
 def _look(asked: _Opened, backup_hours: float, faults: list[Exception], *, dry_run: bool) -> _Look:
@@ -231,10 +241,11 @@ def _look(asked: _Opened, backup_hours: float, faults: list[Exception], *, dry_r
     at_markets = list_all_machines([*opened.values()])
     newest, troubles = newest_snapshots(opened)
     if not dry_run:
-        at_markets = close_gone(at_markets, [*opened.values()], newest)
+        at_markets = close_gone(at_markets, [*asked.own.values()], newest)
     costs = look_once_more(asked.blocks, at_markets.of)
     if not dry_run:
-        _free_slots(asked.blocks, faults)  # first: a run that is stuck is not one that waits
+        own = {of: one for of, one in asked.blocks.items() if one.spec.name in asked.own}
+        _free_slots(own, faults)  # first: a run that is stuck is not one that waits
     jobs, unread_jobs = see_jobs(opened)
     with_job = {one.job.workspace for one in jobs}
     handed_over = _handed_over(at_markets, opened)
@@ -344,6 +355,8 @@ def _hibernate(one: Watched, asked: _Opened, faults: list[Exception]) -> Watched
     """Begin to hibernate the machine of this row, if it is to be."""
     if not (one.over or one.hibernates):
         return one
+    if why := asked.not_own.get(one.workspace):
+        return msgspec.structs.replace(one, next_step=f"none: {why}")
     block = asked.named[one.workspace][0]
     if one.over:
         return hibernate_over_budget(one, asked.blocks[block], block, faults)
@@ -378,7 +391,9 @@ def _free_slots(blocks: dict[str, OpenWorkspace], faults: list[Exception]) -> No
         faults.append(error)
 
 
-def _continue(seen: JobSeen, faults: list[Exception]) -> WatchedJob:
+def _continue(seen: JobSeen, asked: _Opened, faults: list[Exception]) -> WatchedJob:
+    if why := asked.not_own.get(seen.job.workspace):
+        return seen.watched(f"it was not continued: {why}")
     try:
         return act_on(seen)
     except Exception as error:  # noqa: BLE001 - one that fails leaves the others to be continued

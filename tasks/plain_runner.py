@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from prefect.flows import Flow
 
     from tasks.step import Step
-    from torpor.control.store.object_store import ObjectStore
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -89,9 +88,6 @@ class PlainRunner:
 
     def workspaces(self) -> list[str]:
         return [*self._workspaces]
-
-    def stores(self) -> list[tuple[ObjectStore, bytes | None]]:
-        return []
 
     def start(self, flow: Flow[..., Any], key: str, *, queue: str = "", **parameters: Any) -> str:
         flow.fn(**parameters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
@@ -43,9 +43,8 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Scheduled
 from prefect.tasks import Task
 
-from blocks import ObjectStore as StoreBlock
 from blocks import Workspace
-from blocks.reference import load_named, saved_names
+from blocks.reference import saved_names
 from tasks.alert_server import AlertServer
 from tasks.block_names import BlockNames
 from tasks.branch import current_branch
@@ -56,11 +55,9 @@ from tasks.runs import JOB_POOL, JobRun, RunState
 from tasks.waiting import waits_of
 from tasks.workspace import OpenWorkspace
 from torpor.control.reports import Row
-from torpor.shared.errors import TorporError
 
 if TYPE_CHECKING:
     from tasks.step import Step
-    from torpor.control.store.object_store import ObjectStore
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -115,14 +112,6 @@ class PrefectRunner:
 
     def workspaces(self) -> list[str]:
         return saved_names(Workspace)
-
-    def stores(self) -> list[tuple[ObjectStore, bytes | None]]:
-        found: list[tuple[ObjectStore, bytes | None]] = []
-        for name in saved_names(StoreBlock):
-            with suppress(TorporError):  # `watch` names it where a workspace uses it
-                block = load_named(StoreBlock, name, of="watch")
-                found.append((block.open(), block.key()))
-        return found
 
     def start(self, flow: Flow[..., Any], key: str, *, queue: str = "", **parameters: Any) -> str:
         if not deployment.id and not queue:  # a call from Python: there may be no worker

@@ -1,16 +1,20 @@
-"""Makes the blocks of a bucket's workspaces again, on a host that has others or none.
+"""Makes the blocks of a bucket's workspaces again on this host, which then owns the workspaces.
 
-Nothing is written into the bucket, and no block that is here is changed. Each step may be killed
-and done again: a block that is there as the record says is left as it is, and one of the same name
-that is another one stays, while the bucket's gets a name of its own.
+First all is planned and all secrets are asked for. Then the blocks are made in an order in which
+nothing can rent before its budget is there: identities, stores, markets, idle rules, tunings,
+budgets, and the workspaces last. At the end this control side is written as the owner into each
+record. No block that is here is changed: one of the same name that is another one stays, and the
+bucket's gets a name of its own. Each step may be killed, and the command given again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
 
@@ -24,6 +28,8 @@ from blocks.settings import (
     LOCAL,
     STORE,
     WORKSPACE,
+    budget_becomes,
+    differences,
     is_as,
     made_of,
     other_name,
@@ -31,192 +37,327 @@ from blocks.settings import (
     renamed,
     saved,
     secret_fields,
+    unknown_fields,
 )
 from torpor.control.recovery import InBucket
 from torpor.control.reports import Row
-from torpor.control.store.block_records import BlockRecord, Fields
+from torpor.control.store.workspace_records import Fields, Settings, WorkspaceRecords
 from torpor.shared.errors import InvalidInput, ProviderDenied, TorporError
+from torpor.shared.values import WorkspaceName
 
 _OF_UI: Final = "on the UI's page Blocks"
 
 
 @dataclass
-class Recovery:
-    """Brings back what ``records`` say into blocks of this host. ``store_block``: the name of the
-    bucket's Object Store block here. ``secret``: asked for a field that no record holds; empty for
-    not now. ``show``: hears first where it would be sent, unless that is the usual place."""
+class _Planned:
+    """What becomes of one block of the records. ``reference``: its name here; ``there``: it is here
+    as the record says; ``needs``: the blocks without which it must not be made."""
 
+    reference: str
+    fields: Fields
+    there: bool
+    withheld: Sequence[str] = ()
+    needs: list[str] = field(default_factory=list)
+    given: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Recovery:
+    """Brings back what ``found`` says into blocks of this host. ``every``: the settings of all
+    workspaces of the bucket. ``store_block``: the name of the bucket's Object Store block here.
+    ``secret``: asked for a field that no record holds; empty for not now. ``agree``: asked whether
+    the secret may be sent to an address that is not its market's usual one."""
+
+    found: Sequence[InBucket]
+    every: Sequence[Settings]
     store_block: str
     secret: Callable[[str, str], str]
-    show: Callable[[str], None]
+    agree: Callable[[str], bool]
     done: list[Row] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     whole: bool = True
+    _plan: dict[str, _Planned] = field(default_factory=dict)
+    _failed: set[str] = field(default_factory=set)
+    _owns: list[WorkspaceName] = field(default_factory=list)
 
-    def bring_back(self, records: Sequence[BlockRecord]) -> None:
-        """All blocks of these records; the budgets last, which name the others."""
-        newest: dict[str, Fields] = {}
-        for record in sorted(records, key=lambda one: one.written_unix):
-            newest |= {
-                reference: fields
-                for reference, fields in record.settings.blocks.items()
-                if reference.startswith(f"{BUDGET}/")
-            }
-        for record in records:
-            try:
-                self._workspace(record)
-            except TorporError as error:
-                self._failed(f"{WORKSPACE}/{record.settings.block}", error)
-        for reference, fields in newest.items():
-            try:
-                self._budget(reference, fields)
-            except TorporError as error:
-                self._failed(reference, error)
+    def plan(self) -> None:
+        """What is to be made, and what is here. Nothing is asked or changed."""
+        found = _newest(self.found)
+        for settings in found.values():
+            self._plan_named(settings)
+        becomes = {  # the names of workspaces, before the budgets that name them
+            settings.block: self._name_of_workspace(name, found) for name, settings in found.items()
+        }
+        for name, settings in found.items():
+            budgets = self._plan_budgets(settings, becomes)
+            self._plan_workspace(name, settings, self._name_of_workspace(name, found), budgets)
 
-    def _workspace(self, record: BlockRecord) -> None:
-        """The record's block, and all that it names."""
-        settings = record.settings
-        name, reference = settings.block, f"{WORKSPACE}/{settings.block}"
-        fields = dict(settings.blocks.get(reference) or {})
-        if not fields or fields.get("name") != record.workspace:
-            raise InvalidInput("its record holds no settings of the block")
-        there = saved(reference)
-        if there is None and name in saved_names(Workspace):
-            raise InvalidInput(f"a block of that name is here, and is damaged: mend it {_OF_UI}")
-        if there is not None and there.model_dump().get("name") != record.workspace:
-            self._left(record, ["name"])
-            return
-        becomes = {}
-        for other in references_of(fields):
-            if other.startswith(f"{STORE}/"):
-                becomes[other] = f"{STORE}/{self.store_block}"
-                continue
-            held, withheld = settings.blocks.get(other), settings.withheld.get(other, ())
-            becomes[other] = self._named(other, held, withheld)
-        fields = renamed(fields, becomes)
-        if there is None:
-            _save(made_of(reference, fields, {}), name)
-            self._say(reference, "made")
-        elif is_as(there, fields):
-            self._say(reference, "was there")
-        else:
-            own = there.model_dump()
-            self._left(record, sorted(one for one in fields if own.get(one) != fields[one]))
-            return
-        for one in settings.withheld.get(reference, ()):
-            if not getattr(saved(reference), one, None):
-                self._missing(f"{reference} had {one}, which no plain store keeps: `torpor edit "
-                              f"{name} {one}=...`")  # fmt: skip
+    def show(self) -> list[Row]:
+        """What ``make`` would do."""
+        rows: list[Row] = []
+        for one in self._plan.values():
+            words = "is here" if one.there else "would be made"
+            rows.append({"block": one.reference, "becomes": words})
+        return [*self.done, *rows]
 
-    def _left(self, record: BlockRecord, differ: Sequence[str]) -> None:
-        """A block of this host that is another one stays: its machines are found by it."""
-        name, hint = record.settings.block, ""
-        if record.side != own_side():  # else a deletion withdraws the record too
-            hint = f"; once it is deleted with `torpor delete {name}`, this makes {record.words}'s"
-        self.whole = False
-        self._say(
-            f"{WORKSPACE}/{name}",
-            f"left as it is here, with another {', '.join(differ)}: `torpor edit {name}` changes "
-            f"it{hint}",
+    def ask(self) -> None:
+        """Ask for all secrets, before the first block is made."""
+        for one in self._plan.values():
+            if not one.there:
+                self._ask(one)
+
+    def make(self) -> None:
+        """Make the blocks, in the order of KINDS."""
+        order = [*KINDS]
+        planned = sorted(
+            self._plan.items(), key=lambda item: order.index(item[0].partition("/")[0])
         )
+        for key, one in planned:
+            if lacks := [self._plan[of].reference for of in one.needs if of in self._failed]:
+                self._not_made(key, one, f"without {', '.join(lacks)} it would rent unlimited")
+                continue
+            try:
+                self._make(key, one)
+            except TorporError as error:
+                self._not_made(key, one, str(error))
+        self._see_budgets()
 
-    def _named(self, reference: str, fields: Fields | None, withheld: Sequence[str]) -> str:
-        """The block that is as the record says: the one that is here, or a new one; its name is
-        another one where that is taken."""
+    def take(self, records: WorkspaceRecords) -> None:
+        """Make this control side the owner of each workspace that has its block here."""
+        side, host = own_side(), socket.gethostname()
+        blocks = [_workspace(name) for name in saved_names(Workspace)]
+        here = {
+            block.name
+            for block in blocks
+            if block is not None and block.store.rpartition("/")[2] == self.store_block
+        }
+        for one in self.found:
+            if one.name in here:
+                records.take(one.name, side, host)
+                self._owns.append(one.name)
+
+    @property
+    def owns(self) -> Sequence[WorkspaceName]:
+        """The workspaces that this control side owns now."""
+        return self._owns
+
+    # -- the plan
+
+    def _plan_named(self, settings: Settings) -> None:
+        """The blocks that the Workspace block names; their names here."""
+        for reference in references_of(settings.blocks.get(settings.reference, {})):
+            slug = reference.partition("/")[0]
+            if slug == STORE or self._key(reference, settings) in self._plan:
+                continue
+            fields = settings.blocks.get(reference)
+            if slug not in KINDS or fields is None:
+                if saved(reference) is None:
+                    self._missing(f"{reference} is on no record: make it {_OF_UI}")
+                continue
+            withheld = settings.withheld.get(reference, ())
+            self._plan_block(self._key(reference, settings), reference, fields, withheld)
+
+    def _key(self, reference: str, settings: Settings) -> str:
+        """Records of one bucket may hold two blocks of one name: of two hosts."""
+        fields = settings.blocks.get(reference, {})
+        return other_name(reference, fields)
+
+    def _plan_block(
+        self, key: str, reference: str, fields: Fields, withheld: Sequence[str]
+    ) -> _Planned:
+        """The block here that is as the record says, or a new one; its name is another one where
+        that is taken."""
         slug, _, name = reference.partition("/")
-        kind, there = KINDS.get(slug), saved(reference)
-        if kind is None or fields is None:
-            if there is None:
-                self._missing(f"{reference} is on no record: make it {_OF_UI}")
-            return reference
-        if there is not None and (slug == LOCAL or is_as(there, fields)):
-            if "private_key" in withheld:
-                self._missing(f"{reference}: its private key is on no record, and the one of the "
-                              f"block that is here is taken. Where the old host had another one, "
-                              f"save that {_OF_UI}")  # fmt: skip
-            return reference
-        if name in saved_names(kind):
+        kind, there = KINDS[slug], saved(reference)
+        taken = {*saved_names(kind), *(one.reference.partition("/")[2] for one in self._of(slug))}
+        same = there is not None and (slug == LOCAL or is_as(there, fields))
+        if name in taken and not same:
             name = other_name(name, fields)
-            reference = f"{slug}/{name}"
-            there = saved(reference)
-            if there is not None and is_as(there, fields):
-                return reference
-        self._make(reference, kind, fields, [*withheld])
-        return reference
+            there = saved(f"{slug}/{name}")
+            same = there is not None and is_as(there, fields)
+        planned = _Planned(f"{slug}/{name}", fields, same, withheld)
+        self._plan[key] = planned
+        for one in unknown_fields(kind, fields):
+            self._missing(f"{planned.reference}: this torpor does not know its {one}, which a "
+                          "newer one has kept: bring torpor up to date")  # fmt: skip
+        if same and withheld:
+            self._missing(f"{planned.reference} is here already, and whether its "
+                          f"{', '.join(withheld)} is what the old host had, no record says: see "
+                          f"that it is the same account or key, {_OF_UI}")  # fmt: skip
+        return planned
 
-    def _make(self, reference: str, kind: type[Block], fields: Fields, withheld: list[str]) -> None:
-        """A block that is not here, with the secrets that a person gives."""
-        name = reference.partition("/")[2]
-        asked = _texts(kind, withheld)
-        if asked and (address := _unusual(kind, fields)):
-            self.show(f"{reference} sends what you give to {address}, which is not the usual place")
-        given = {one: self.secret(reference, one) for one in asked}
-        left = [one for one in withheld if not given.get(one)]
-        needed = [one for one in left if _is_needed(kind, one)]
-        if needed:
+    def _of(self, slug: str) -> list[_Planned]:
+        return [one for one in self._plan.values() if one.reference.startswith(f"{slug}/")]
+
+    def _name_of_workspace(
+        self, workspace: WorkspaceName, found: Mapping[WorkspaceName, Settings]
+    ) -> str:
+        """The name of its block here: another one where that is another workspace's."""
+        settings = found[workspace]
+        name, there = settings.block, saved(settings.reference)
+        if there is not None and there.model_dump().get("name") == workspace:
+            return name
+        first = next(of for of, one in found.items() if one.block == name)
+        if name in saved_names(Workspace) or first != workspace:
+            return other_name(name, {"name": workspace})
+        return name
+
+    def _plan_budgets(self, settings: Settings, becomes: dict[str, str]) -> list[str]:
+        """The keys of the budgets that limit the workspace."""
+        keys = []
+        for reference, fields in settings.blocks.items():
+            if not reference.startswith(f"{BUDGET}/"):
+                continue
+            here = budget_becomes(fields, becomes)
+            key = other_name(reference, here)
+            if key not in self._plan:
+                self._plan_block(key, reference, here, ())
+            keys.append(key)
+        return keys
+
+    def _plan_workspace(
+        self, workspace: WorkspaceName, settings: Settings, name: str, budgets: list[str]
+    ) -> None:
+        fields = dict(settings.blocks.get(settings.reference) or {})
+        reference = f"{WORKSPACE}/{name}"
+        if not fields or fields.get("name") != workspace:
             self.whole = False
-            self._say(reference, f"not made: {', '.join(needed)} is on no record")
-            again = f"torpor recover --store {self.store_block}"
-            if "private_key" in needed:
-                self._missing(f"{reference}: its private key is on no record, as in a plain store, "
-                              "and the machines that stand let no other one in. Save it "
-                              f"{_OF_UI}")  # fmt: skip
-                return
-            self._missing(f"{reference}: its {', '.join(needed)}. Give the command again, `{again}"
-                          f"`, at a terminal, or with {variable_of(reference, needed[0])} set, or "
-                          f"save the block {_OF_UI}")  # fmt: skip
+            self._say(reference, "not made: its record holds no settings of the block")
             return
-        block = made_of(reference, fields, {one: value for one, value in given.items() if value})
-        if kind in PROVIDERS and given:
+        becomes = {one: self._becomes(one, settings) for one in references_of(fields)}
+        fields = renamed(fields, becomes)
+        there = saved(reference)
+        if there is not None and not is_as(there, fields):
+            self.whole = False
+            differ = ", ".join(differences(there, fields))
+            self._say(
+                reference,
+                f"left as it is here, with another {differ} than the record: `torpor edit {name}` "
+                "changes it",
+            )
+            return
+        withheld = settings.withheld.get(settings.reference, ())
+        planned = _Planned(reference, fields, there is not None, withheld, budgets)
+        self._plan[reference] = planned
+        for one in unknown_fields(Workspace, fields):
+            self._missing(f"{reference}: this torpor does not know its setting {one}, which a "
+                          "newer one has kept: bring torpor up to date")  # fmt: skip
+
+    def _becomes(self, reference: str, settings: Settings) -> str:
+        if reference.startswith(f"{STORE}/"):
+            return f"{STORE}/{self.store_block}"
+        planned = self._plan.get(self._key(reference, settings))
+        return reference if planned is None else planned.reference
+
+    # -- secrets
+
+    def _ask(self, one: _Planned) -> None:
+        kind = KINDS[one.reference.partition("/")[0]]
+        asked = _texts(kind, one.withheld)
+        address = _unusual(kind, one.fields)
+        if asked and address and not self.agree(
+            f"{one.reference} sends its {', '.join(asked)} to {address}, which is not the usual "
+            "place. Send it there?"
+        ):  # fmt: skip
+            self._missing(f"{one.reference} is not made: the record says that its key goes to "
+                          f"{address}, which nobody at a terminal has agreed to. Give the command "
+                          f"again there, or save the block {_OF_UI}")  # fmt: skip
+            return
+        one.given = {name: text for name in asked if (text := self.secret(one.reference, name))}
+
+    # -- making them
+
+    def _make(self, key: str, one: _Planned) -> None:
+        slug, _, name = one.reference.partition("/")
+        kind = KINDS[slug]
+        if one.there:
+            self._say(one.reference, "was there")
+            return
+        left = [field for field in one.withheld if not one.given.get(field)]
+        needed = [field for field in left if _is_needed(kind, field)]
+        if needed:
+            self._lacks(one, needed)
+            self._not_made(key, one, f"{', '.join(needed)} is on no record")
+            return
+        block = made_of(one.reference, one.fields, one.given)
+        if kind in PROVIDERS and one.given:
             try:
                 block.open().check("")  # type: ignore[attr-defined]
             except ProviderDenied as error:
-                self.whole = False
-                self._missing(f"{reference} was not made, its market refuses the key: {error}")
+                self._not_made(key, one, f"its market refuses the key: {error}")
                 return
         _save(block, name)
-        self._say(reference, "made")
-        for one in left:
-            self._missing(f"{reference} had {one}, which no record holds: fill it in {_OF_UI}")
-        credentials = str(fields.get("credentials") or "")
+        self._say(one.reference, "made")
+        for field_left in left:
+            self._missing(f"{one.reference} had {field_left}, which no record holds: fill it in "
+                          f"{_OF_UI}")  # fmt: skip
+        credentials = str(one.fields.get("credentials") or "")
         if credentials and kind in PROVIDERS:
-            self._missing(f"{reference} logs in with the block {credentials}: fill it in {_OF_UI}")
+            self._missing(f"{one.reference} logs in with the block {credentials}: fill it in "
+                          f"{_OF_UI}")  # fmt: skip
 
-    def _budget(self, reference: str, fields: Fields) -> None:
-        name, there = reference.partition("/")[2], saved(reference)
-        if there is None and name in saved_names(KINDS[BUDGET]):
-            raise InvalidInput(f"a block of that name is here, and is damaged: mend it {_OF_UI}")
-        if there is None:
-            Block.save(made_of(reference, fields, {}), name)  # also where it names none of these
-            self._say(reference, "made")
-        elif not is_as(there, fields):
-            self.whole = False
-            self._say(reference, "left: another budget of that name is here")
+    def _lacks(self, one: _Planned, needed: Sequence[str]) -> None:
+        if "private_key" in needed:
+            self._missing(f"{one.reference}: its private key is on no record, and the machines "
+                          f"that stand let no other one in. Save your copy {_OF_UI}, and give the "
+                          "command again")  # fmt: skip
             return
-        else:
-            self._say(reference, "was there")
-        here = {*saved_names(Workspace)}
-        named = {str(one).rpartition("/")[2] for one in fields.get("workspaces") or ()}
-        if lost := sorted(named - here):
-            self.whole = False
-            of = ", ".join(sorted(named & here)) or "it"
-            self._missing(
-                f"{reference} names workspace {', '.join(lost)}, which is not here. Until it is "
-                f"recovered too, or taken out of the budget, nothing is rented for {of}"
-            )
+        variable = variable_of(one.reference, needed[0])
+        self._missing(f"{one.reference}: its {', '.join(needed)}. Give the command again, "
+                      f"`torpor recover --store {self.store_block}`, at a terminal, or with "
+                      f"{variable} set, or save the block {_OF_UI}")  # fmt: skip
 
-    def _failed(self, reference: str, error: TorporError) -> None:
+    def _see_budgets(self) -> None:
+        """Name the budgets that cannot count all that they are for."""
+        here = {*saved_names(Workspace)}
+        for one in self._of(BUDGET):
+            named = {str(name).rpartition("/")[2] for name in one.fields.get("workspaces") or ()}
+            if lost := sorted(named - here):
+                self.whole = False
+                self._missing(f"{one.reference} names workspace {', '.join(lost)}, which is not "
+                              "here. Until it is recovered too, or taken out of the budget, "
+                              "nothing is rented for the workspaces of the budget")  # fmt: skip
+            project = one.fields.get("project")
+            same = [of for of in self.every if project and _project_of(of) == project]
+            if lost := sorted(of.block for of in same if of.block not in here):
+                self.whole = False
+                self._missing(f"{one.reference} is for project {project}, and does not count what "
+                              f"workspace {', '.join(lost)} costs, which is not here: recover it "
+                              "too")  # fmt: skip
+
+    def _not_made(self, key: str, one: _Planned, why: str) -> None:
         self.whole = False
-        self._say(reference, f"not made: {error}")
+        self._failed.add(key)
+        self._say(one.reference, f"not made: {why}")
 
     def _say(self, reference: str, becomes: str) -> None:
-        row: Row = {"block": reference, "becomes": becomes}
-        if row not in self.done:
-            self.done.append(row)
+        self.done.append({"block": reference, "becomes": becomes})
 
     def _missing(self, words: str) -> None:
         if words not in self.unknown:
             self.unknown.append(words)
+
+
+def _newest(found: Iterable[InBucket]) -> dict[WorkspaceName, Settings]:
+    """What the blocks of each workspace held. Of a block that several records have, as its budgets
+    and its identity, the one that the same control side wrote last."""
+    known = [one.record for one in found if one.record is not None]
+    newest: dict[tuple[str, str], tuple[Fields, list[str]]] = {}
+    for record in sorted(known, key=lambda one: one.written_unix):
+        if record.settings is not None:
+            for reference, fields in record.settings.blocks.items():
+                left = record.settings.withheld.get(reference, [])
+                newest[record.side, reference] = fields, left
+    becomes = {}
+    for record in known:
+        if (of := record.settings) is not None:
+            shared = {one: newest[record.side, one] for one in of.blocks if one != of.reference}
+            becomes[record.workspace] = msgspec.structs.replace(
+                of,
+                blocks=of.blocks | {one: fields for one, (fields, _) in shared.items()},
+                withheld=of.withheld | {one: left for one, (_, left) in shared.items() if left},
+            )
+    return becomes
 
 
 def variable_of(reference: str, field: str) -> str:
@@ -238,10 +379,20 @@ def lost_secrets(found: Iterable[InBucket]) -> list[str]:
     ]
 
 
+def _workspace(name: str) -> Workspace | None:
+    block = saved(f"{WORKSPACE}/{name}")
+    return block if isinstance(block, Workspace) else None
+
+
+def _project_of(settings: Settings) -> str:
+    return str(settings.blocks.get(settings.reference, {}).get("project") or "")
+
+
 def _save(block: Block, name: str) -> None:
-    """InvalidInput where somebody has saved one of that name meanwhile."""
+    """InvalidInput where somebody has saved one of that name meanwhile. A budget is saved before
+    the workspaces that it names."""
     try:
-        block.save(name)
+        Block.save(block, name)
     except ValueError as error:
         raise InvalidInput(f"it could not be saved: {error}") from None
 

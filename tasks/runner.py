@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from blocks import Workspace
     from tasks.step import Step
     from tasks.workspace import OpenWorkspace
-    from torpor.control.store.object_store import ObjectStore
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,10 +52,6 @@ class Runner(Protocol):
 
     def workspaces(self) -> list[str]:
         """The names by which ``open`` knows every workspace of the installation."""
-
-    def stores(self) -> list[tuple[ObjectStore, bytes | None]]:
-        """The store of each Object Store block that can be opened, also of one that no workspace
-        uses, with what seals its snapshots."""
 
     def start(self, flow: Flow[..., Any], key: str, *, queue: str = "", **parameters: Any) -> str:
         """Run a flow of ours: beside this run where that is possible, and then not twice for the

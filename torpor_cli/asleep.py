@@ -103,13 +103,11 @@ def _saved_again(block: Workspace, overwrite: bool, lost: str) -> str:
     """Save the block; what became of it, in words."""
     from blocks import Workspace
     from blocks.reference import saved_names
-    from torpor_cli import setup
 
     workspace = name_of(block)
     try:
         if overwrite or workspace not in saved_names(Workspace):
             block.save(workspace, overwrite=overwrite)
-            setup.keep_on_record(workspace)
         elif Workspace.of(workspace)._block_document_id != block._block_document_id:
             return "was saved anew by somebody meanwhile, and stays so"
     except BaseException as error:  # noqa: BLE001 - the first error is raised

@@ -15,6 +15,7 @@ from torpor.shared.values import workspace_name
 from torpor_cli import setup
 from torpor_cli.exit_codes import FAILED
 from torpor_cli.output import print_rows
+from torpor_cli.question import agrees
 from torpor_cli.server import connected
 
 if TYPE_CHECKING:
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
 
     from blocks import ObjectStore
     from torpor.control.recovery import InBucket
-    from torpor.control.store.block_records import BlockRecord
     from torpor.control.store.s3 import S3Store
-    from torpor.shared.values import WorkspaceName
+    from torpor.control.store.workspace_records import Settings
 
 Flag = Annotated[bool, Parameter(negative=())]
 KEY_VARIABLE: Final = "TORPOR_STORE_KEY"
@@ -51,16 +51,17 @@ def recover(
     access_key: str = "",
     key: Path | None = None,
     plain: Flag = False,
-    retire: str = "",
+    dry_run: Flag = False,
     wide: Flag = False,
 ) -> int:
-    """Make the workspaces of a bucket again, with their settings: their host is gone, or moves.
+    """Make the workspaces of a bucket again on this host, which owns them from then on.
 
     torpor recover --store mine --flavour r2 --bucket my-snapshots --endpoint https://... --key FILE
 
-    It changes nothing in the bucket and no block that is here, so another host that uses the bucket
-    goes on. Give it again as often as you like: what is there stays as it is, and what failed is
-    done. A machine that stands is found as before, once its market's key is here.
+    Their old host is gone, or they move. Where it still runs, it ends, rents and deletes nothing of
+    them any more. No block that is here is changed. Give the command again as often as you like:
+    what is there stays as it is, and what failed is done. A machine that stands is found as before,
+    once its market's key is here.
 
     Args:
         workspace: Only these workspaces. Without any, all of the bucket.
@@ -75,8 +76,7 @@ def recover(
             TORPOR_STORE_KEY.
         plain: The store has no such key. The key is then the one that signs its records, from the
             old host's Secret block torpor-records-...
-        retire: The name of a control side whose host is gone: its settings count no more, and keep
-            no machine from its end. Makes no block.
+        dry_run: Show what is in the bucket, who owns it and what would be made. Change nothing.
         wide: Show the whole tables, however narrow the terminal is.
     """
     wanted = [workspace_name(one) for one in workspace]
@@ -86,10 +86,9 @@ def recover(
     with connected():
         from tasks.recovery import Recovery, lost_secrets
         from torpor.control.recovery import look_at_bucket
+        from torpor.control.store.workspace_records import WorkspaceRecords
 
         given = _Given(name, flavour, bucket, endpoint, region, prefix, access_key, key, plain)
-        if retire:
-            return _retire(name, wanted, retire)
         here = _here(given)
         new = None
         if here is None:
@@ -97,51 +96,34 @@ def recover(
             here = new.open(), new.sealing
         opened, sealing = here
         with Waiting(f"looking at {opened.address}"):
-            found = look_at_bucket(opened, sealing, wanted)
+            found, every = look_at_bucket(opened, sealing, wanted)
         print_rows([one.row() for one in found], f"{opened.address} holds", wide=wide)
-        records = [record for one in found for record in one.records]
+        recovery = Recovery(found, every, name, _secret, _agree)
+        recovery.plan()
+        if dry_run:
+            print_rows(recovery.show(), wide=wide)
+            return _say_rest(found, recovery.unknown, whole=recovery.whole, name=name)
+        recovery.ask()
         if new is not None:
-            new.save(records)
-        done = Recovery(store_block=name, secret=_secret, show=say)
-        done.bring_back(records)
-        print_rows(done.done, wide=wide)
-        return _say_rest(found, [*done.unknown, *lost_secrets(found)], whole=done.whole, name=name)
-
-
-def _retire(store: str, wanted: Sequence[WorkspaceName], side: str) -> int:
-    """Withdraw all settings of a control side in the store, or those of these workspaces."""
-    from blocks import ObjectStore
-    from blocks.reference import load
-    from torpor.control.store.block_records import BlockRecords, record_name
-
-    block = load(store, (ObjectStore,), of="")
-    records = BlockRecords(block.open(), block.key())
-    listed = [one.key for one in records.listed(*wanted)]
-    retired = {key: name for key in listed if (name := record_name(key)) and name.side == side}
-    if not retired:
-        of = f" for workspace {', '.join(sorted(wanted))}" if wanted else ""
-        raise InvalidInput(f"store {store} has no settings of control side {side}{of}")
-    records.withdraw(retired)
-    for name in retired.values():
-        say(
-            f"withdrawn   what control side {side} has recorded of block {name.block} for "
-            f"{name.workspace}"
-        )
-    return 0
+            new.save([one.settings for one in found if one.settings is not None])
+        recovery.make()
+        recovery.take(WorkspaceRecords(opened, sealing))
+        print_rows(recovery.done, wide=wide)
+        if recovery.owns:
+            say(f"owned here  {', '.join(recovery.owns)}")
+        rest = [*recovery.unknown, *lost_secrets(found)]
+        return _say_rest(found, rest, whole=recovery.whole, name=name)
 
 
 def _say_rest(found: Sequence[InBucket], unknown: Sequence[str], *, whole: bool, name: str) -> int:
     """What is not as it was; the exit code."""
-    from torpor.control.recovery import blocks_unread
+    from torpor.shared.format.names import settings_key
 
     for one in found:
-        for words in one.others:
-            say(f"other side  {words}")
-        if not one.records and not blocks_unread(one):
+        if one.settings is None and settings_key(one.name) not in one.unread:
             say(
-                f"no block    workspace {one.name} has no record of its block, which was deleted "
-                f"or is of an older torpor: `torpor init {one.name} --store {name}` brings its "
-                "snapshots back"
+                f"no block    workspace {one.name} has no record of its block: an older torpor "
+                f"used it last. `torpor init {one.name} --store {name}` brings its snapshots back"
             )
         for error in one.unread.values():
             say(f"not read    {error}", sys.stderr)
@@ -200,7 +182,7 @@ class _New(NamedTuple):
             )
         )
 
-    def save(self, records: Sequence[BlockRecord]) -> None:
+    def save(self, every: Sequence[Settings]) -> None:
         """The blocks of the store and its login. A save that was killed is gone on with."""
         from prefect.blocks.system import Secret
         from pydantic import SecretStr
@@ -209,8 +191,7 @@ class _New(NamedTuple):
         from blocks.settings import OF_STORE
 
         block = self.block
-        newest = sorted(records, key=lambda record: record.written_unix)
-        for fields in (_store_fields(record) for record in newest):
+        for fields in (_store_fields(settings) for settings in every):
             kept = {name: value for name, value in fields.items() if name in OF_STORE}
             block = block.model_copy(update=kept | {"flavour": block.flavour})
         if self.sealing is None:
@@ -226,10 +207,10 @@ class _New(NamedTuple):
         say(f"made        object-store/{self.name} and its login")
 
 
-def _store_fields(record: BlockRecord) -> dict[str, Any]:
-    """What the record's own store block held."""
-    settings = record.settings
-    return settings.blocks.get(f"object-store/{settings.store}", {})
+def _store_fields(settings: Settings) -> dict[str, Any]:
+    """What the workspace's own store block held."""
+    named = str(settings.blocks.get(settings.reference, {}).get("store", ""))
+    return settings.blocks.get(f"object-store/{named.rpartition('/')[2]}", {})
 
 
 def _save_once(block: Any, name: str) -> None:
@@ -267,13 +248,28 @@ def _here(given: _Given) -> tuple[S3Store, bytes | None] | None:
     if given.name not in saved_names(ObjectStore):
         return None
     block = load(given.name, (ObjectStore,), of="")
-    place = (given.bucket, given.prefix.strip("/"))
-    if given.bucket and place != (block.bucket, block.prefix.strip("/")):
+    is_here = {
+        "bucket": (given.bucket, block.bucket),
+        "prefix": (given.prefix.strip("/"), block.prefix.strip("/")),
+        "flavour": (given.flavour, block.flavour),
+        "endpoint": (given.endpoint.rstrip("/"), block.endpoint_url.rstrip("/")),
+        "region": (given.region, block.region),
+    }
+    others = [name for name, (said, held) in is_here.items() if said and said != held]
+    if given.key is not None and _key(given) != _text(block.encryption_key):
+        others.append("key")
+    if given.plain and block.key() is not None:
+        others.append("plain")
+    if others:
         raise InvalidInput(
-            f"the block object-store/{given.name} is of bucket {block.bucket}, and stays as it is: "
-            "give another name as --store"
+            f"the block object-store/{given.name} has another {', '.join(others)}, and stays as "
+            "it is: leave the option out to use the block, or give another name as --store"
         )
     return block.open(), block.key()
+
+
+def _text(secret: Any) -> str:
+    return "" if secret is None else str(secret.get_secret_value())
 
 
 def _asked(given: _Given) -> _New:
@@ -325,3 +321,8 @@ def _secret(reference: str, field: str) -> str:
 
     question = f"{field} of {reference} (nothing: later)"
     return setup.ask_secret(question, variable_of(reference, field), needed=False)
+
+
+def _agree(question: str) -> bool:
+    """Whether a person at the terminal says yes."""
+    return sys.stdin.isatty() and agrees(question)

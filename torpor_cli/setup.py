@@ -25,7 +25,7 @@ from torpor_cli.server import connected
 if TYPE_CHECKING:
     from prefect_aws import AwsCredentials
 
-    from blocks import ObjectStore, Workspace
+    from blocks import ObjectStore
 
 Several = Annotated[list[str] | None, Parameter(negative=())]
 STORE_VARIABLE: Final = "AWS_SECRET_ACCESS_KEY"
@@ -380,24 +380,14 @@ def try_market(reference: str) -> None:
         say(f"            {note}")
 
 
-def keep_on_record(name: str, moved: Workspace | None = None) -> None:
-    """Write the settings of a workspace that was just saved into its bucket, and say where another
-    host has others. Where that fails, the next flow does it. ``moved``: the block as it was in
-    another store, where its settings are withdrawn."""
-    from tasks.block_record import keep_settings, other_settings, withdraw_settings
+def keep_on_record(name: str) -> None:
+    """Keep what the blocks of a workspace hold in its bucket, for `torpor recover`. Where that
+    fails, the next flow does it."""
+    from tasks.ownership import check_owner
     from tasks.workspace_blocks import open_workspace
 
-    if moved is not None:
-        try:
-            withdraw_settings(open_workspace(moved), name, moved.store)
-        except TorporError as error:
-            said = f"the settings of {name} stay in the bucket of {moved.store}: {error}"
-            say(f"torpor: warning: {said}", sys.stderr)
     try:
-        opened = open_workspace(name)
-        keep_settings(opened)
-        for words in other_settings(opened):
-            say(f"torpor: warning: no machine of it will be ended: {words}", sys.stderr)
+        check_owner(open_workspace(name))
     except TorporError as error:
         say(f"torpor: warning: the settings of {name} are not in its bucket: {error}", sys.stderr)
 

@@ -42,7 +42,6 @@ def sleep_after(workspace: str, after: timedelta | None, *, asks: bool) -> Calla
         if new.model_dump() != old.model_dump():
             check_unchanged(old, "changed")
             new.save(name, overwrite=True)
-            setup.keep_on_record(name)
         say(
             f"{name} sleeps after {minutes} min without work, now and after each wake: "
             f"`torpor edit {name} sleep_minutes=` gives the idle rules of its block back",

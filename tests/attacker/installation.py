@@ -30,14 +30,9 @@ from torpor.control.remote.ssh import Identity
 from torpor.control.rental.canaries import Canary, CanaryRecords
 from torpor.control.rental.order import host_key_of
 from torpor.control.safety import Warrant
-from torpor.control.store.block_records import (
-    BlockRecords,
-    Settings,
-    record_key,
-    settings_for,
-)
 from torpor.control.store.receipts import verified_snapshots
 from torpor.control.store.signatures import ROOT_BYTES, Signer
+from torpor.control.store.workspace_records import Settings, WorkspaceRecords
 from torpor.control.upkeep.pins import pin
 from torpor.machine.agent import snapshot, writing
 from torpor.machine.tree import compare, walk
@@ -297,11 +292,14 @@ def _settled_soon() -> Iterator[None]:
 
 def settings_of(spec: WorkspaceSpec, *, sealed: bool, patterns: Sequence[str] = ()) -> Settings:
     """What the record of a workspace's block holds."""
-    of = msgspec.structs.replace(spec, exclude=list(patterns))
     fields = {"name": spec.name, "paths": spec.paths, "exclude": list(patterns)}
     kept = {f"workspace/{spec.name}": fields}
     kept |= {"ssh-identity/default": {"private_key": LOGIN}} if sealed else {}
-    return msgspec.structs.replace(settings_for(of, spec.name, sealed=sealed), blocks=kept)
+    return Settings(block=spec.name, blocks=kept)
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _on_record(made: Installation) -> None:
@@ -310,12 +308,12 @@ def _on_record(made: Installation) -> None:
     specs = [one.spec for one in made.opened.values()]
     for spec in (*specs, msgspec.structs.replace(of, name=GONE)):
         for store in (made.one, made.two):
-            records = BlockRecords(store, made.store_key)
+            records = WorkspaceRecords(store, made.store_key)
             for patterns in (["*.old"], []):
                 settings = settings_of(spec, sealed=made.store_key is not None, patterns=patterns)
-                records.keep(spec.name, settings, SIDE, "host")
+                records.keep(spec.name, settings, SIDE, "host", _raise)
             if spec.name == GONE:
-                records.withdraw([record_key(GONE, SIDE, GONE)])
+                records.delete(GONE)
 
 
 def _furnish(made: Installation) -> None:

@@ -50,7 +50,6 @@ from tests.attacker.installation import (
     NEAR,
     OPEN,
     OWN,
-    SIDE,
     STOPPED,
     Installation,
     Tree,
@@ -62,7 +61,6 @@ from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Job
 from torpor.control.recovery import look_at_bucket
 from torpor.control.reports import Row, WakeReport
-from torpor.control.store.block_records import record_key
 from torpor.control.store.manifests import snapshot_ids
 from torpor.control.store.signatures import Forged, Unsigned
 from torpor.shared.errors import (
@@ -74,7 +72,7 @@ from torpor.shared.errors import (
     WorkspaceAsleep,
     WorkspaceAwake,
 )
-from torpor.shared.format.names import manifest_key, snapshot_of, snapshots_prefix
+from torpor.shared.format.names import manifest_key, settings_key, snapshot_of, snapshots_prefix
 from torpor.shared.values import Endpoint, Machine, MachineId, ObjectKey, WorkspaceName
 
 _JOB_FLOW: Final = import_module("flows.job")  # whose name in the package is the flow itself
@@ -292,27 +290,26 @@ class Round:
         anybody can tell."""
         one, made = self._made.one, self._made
         try:
-            found = look_at_bucket(one, made.store_key)
+            found, _ = look_at_bucket(one, made.store_key)
         except TorporError as error:
             self._judge_error("recover", "", error)
             return
-        there = {(of.name, record.settings.block): record for of in found for record in of.records}
-        for (name, block), record in there.items():
-            key = record_key(name, SIDE, block)
+        there = {of.name: of.settings for of in found if of.settings is not None}
+        for name, settings in there.items():
             own = made.opened.get(name)
             wanted = own.settings() if own is not None else None
-            if record.settings == wanted:
+            if settings == wanted:
                 continue
-            if key not in self._attacker.played_back:
-                self._violate(f"recover takes settings that torpor did not write: {record}")
+            if settings_key(name) not in self._attacker.played_back:
+                self._violate(f"recover takes settings that torpor did not write: {settings}")
             else:
                 self.counts["recover takes older settings, which were put back"] += 1
         unread = {key for of in found for key in of.unread}
         for name in (AWAKE, ASLEEP, OWN):
-            key = record_key(name, SIDE, name)
-            if key not in self._attacker.touched and (name, name) not in there:
+            key = settings_key(name)
+            if key not in self._attacker.touched and name not in there:
                 self._violate(f"recover lacks {key}, which nobody touched")
-            if one.head(key) is not None and (name, name) not in there and key not in unread:
+            if one.head(key) is not None and name not in there and key not in unread:
                 self._violate(f"recover neither takes nor names {key}")
         said = b"".join(body for bodies in one.bodies.values() for body in bodies)
         if made.store_key is not None and LOGIN.encode() in said:

@@ -18,27 +18,20 @@ from prefect_aws import AwsCredentials, MinIOCredentials
 import blocks
 from blocks import Budget, Idleness, ObjectStore, SSHIdentity, Tuning, VastProvider, Workspace
 from blocks.reference import load_named, saved_names
-from flows import hibernate, watch
+from flows import prune
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
-from tests.fixtures.rentals import handed_over
 from tests.fixtures.stores import RECORDS_KEY, Server
 from tests.fixtures.world import World, make_world
 from torpor.control.own_server import state_folder
-from torpor.control.store.block_records import (
-    DAY_S,
-    BlockRecord,
-    BlockRecords,
-    Settings,
-    record_key,
-)
-from torpor.shared.errors import InvalidInput, StoreUnavailable, UnsavedWork
-from torpor.shared.values import StoredObject, WorkspaceName
+from torpor.control.store.workspace_records import Settings, WorkspaceRecord, WorkspaceRecords
+from torpor.shared.errors import InvalidInput, Recovered
+from torpor.shared.format.names import settings_key
+from torpor.shared.values import WorkspaceName
 from torpor_cli import setup
 from torpor_cli.deletion import delete
 from torpor_cli.exit_codes import FAILED
 from torpor_cli.recovery import KEY_VARIABLE, recover
-from torpor_cli.settings import edit
 
 pytestmark = pytest.mark.rule(24)
 
@@ -58,6 +51,7 @@ def world(
         named = made.named(NAME)
         _burn()
         named.access.save_blocks(NAME)
+        _as_torpor_made_it()
         Idleness(idle_minutes=77).save(NAME)
         change(NAME, idle=NAME)
         Budget(usd_month=70, workspaces=[NAME]).save(NAME)
@@ -80,11 +74,19 @@ def _sealed(server: Server) -> Iterator[World]:
         named = made.named(NAME)
         _burn()
         named.access.save_blocks(NAME)
+        _as_torpor_made_it()
         try:
             yield named
         finally:
             _burn()
             named.lose_machines()
+
+
+def _as_torpor_made_it() -> None:
+    """The key of the tests is kept as one that `torpor up` has made."""
+    identity = SSHIdentity.load(NAME)
+    identity.on_record = True
+    identity.save(NAME, overwrite=True)
 
 
 def change(name: str, /, **settings: Any) -> None:
@@ -128,15 +130,22 @@ def _stored(world: World) -> bytes:
     )
 
 
-def _counted(world: World) -> list[str]:
-    """The workspaces that have settings on record, as `recover` finds them."""
-    return [record.workspace for record in _records(world)]
+def _records(world: World) -> dict[WorkspaceName, WorkspaceRecord]:
+    records = WorkspaceRecords(world.direct, world.opened.store_key)
+    return records.read_all([WorkspaceName(one) for one in (NAME, MORE)], {})
 
 
-def _records(world: World) -> list[BlockRecord]:
-    records = BlockRecords(world.direct, world.opened.store_key)
-    names = [WorkspaceName(one) for one in (NAME, MORE)]
-    return [*records.read_all(records.listed(*names), {}).values()]
+def _kept(world: World) -> Settings:
+    """What is on record of the workspace."""
+    found = _records(world)[WorkspaceName(NAME)].settings
+    assert found is not None
+    return found
+
+
+def _owned(world: World, side: str = OTHER) -> None:
+    """Another control side recovers the workspace."""
+    records = WorkspaceRecords(world.direct, world.opened.store_key)
+    records.take(WorkspaceName(NAME), side, "elsewhere")
 
 
 def _dumped(kind: type[Block], name: str) -> dict[str, Any]:
@@ -174,9 +183,7 @@ def test_no_secret_but_the_login_to_machines_is_in_a_bucket_and_that_only_sealed
     setup.keep_on_record(NAME)
     bucket = _stored(world)
     assert bucket
-    found = BlockRecords(world.direct, OpenWorkspace.of(NAME).store_key)
-    (record,) = found.read_all(found.listed(WorkspaceName(NAME)), {}).values()
-    said = msgspec.json.encode(record).decode()
+    said = msgspec.json.encode(_kept(world)).decode()
     access = world.access
     never = [access.secret_key, access.records_key.hex(), "KEY-OF-MARKET", "TOKEN-OF-HUB"]
     assert not [one for one in never if one in said or one.encode() in bucket]
@@ -190,11 +197,12 @@ def test_the_passphrase_of_an_identity_is_asked_for_and_its_key_stays_away_on_re
 ) -> None:
     key = asyncssh.generate_private_key("ssh-ed25519")
     text = key.export_private_key(passphrase="OPEN-SESAME").decode()
-    SSHIdentity(private_key=text, passphrase="OPEN-SESAME").save(NAME, overwrite=True)
+    SSHIdentity(private_key=text, passphrase="OPEN-SESAME", on_record=True).save(
+        NAME, overwrite=True
+    )
     before = _dumped(SSHIdentity, NAME)
     setup.keep_on_record(NAME)
-    (settings,) = (one.settings for one in _records(sealed))
-    assert "OPEN-SESAME" not in str(settings)
+    assert "OPEN-SESAME" not in str(_kept(sealed))
     _burn()
     assert _recover(sealed, monkeypatch) == FAILED
     variable = "TORPOR_SSH_IDENTITY_BURNT_DOWN_PASSPHRASE"
@@ -203,12 +211,9 @@ def test_the_passphrase_of_an_identity_is_asked_for_and_its_key_stays_away_on_re
     monkeypatch.setenv(variable, "OPEN-SESAME")
     assert recover(store=NAME) == 0
     assert _dumped(SSHIdentity, NAME) == before
-    own = SSHIdentity.load(NAME)
-    own.on_record = False
-    own.save(NAME, overwrite=True)
-    setup.keep_on_record(NAME)
-    (settings,) = (one.settings for one in _records(sealed))
-    assert "PRIVATE KEY" not in str(settings)
+    SSHIdentity(private_key=text, passphrase="OPEN-SESAME").save(NAME, overwrite=True)
+    setup.keep_on_record(NAME)  # a key of the user's own: only what torpor made is kept
+    assert "PRIVATE KEY" not in str(_kept(sealed))
 
 
 def test_an_address_of_a_market_that_is_not_its_own_is_shown_before_its_key_is_asked_for(
@@ -218,16 +223,25 @@ def test_an_address_of_a_market_that_is_not_its_own_is_shown_before_its_key_is_a
     change(NAME, more_providers=[f"vast-provider/{NAME}"])
     setup.keep_on_record(NAME)
     VastProvider.delete(NAME)  # type: ignore[unused-coroutine, unused-ignore]
-    shown: list[str] = []
-
-    def asked(prompt: str) -> str:
-        shown.append(capsys.readouterr().out)
-        return ""
-
+    change(NAME, more_providers=[f"vast-provider/{NAME}"])
+    monkeypatch.setenv("TORPOR_VAST_PROVIDER_BURNT_DOWN_API_KEY", "ANOTHER-KEY")
+    sent: list[bool] = []
+    monkeypatch.setattr(
+        "torpor.control.providers.vast.VastProvider.check", lambda *_: sent.append(True)
+    )
+    assert recover(store=NAME) == FAILED  # nobody is at the terminal
+    assert "https://gateway.example" in capsys.readouterr().out
+    assert NAME not in saved_names(VastProvider)
+    asked: list[str] = []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("getpass.getpass", asked)
-    assert recover(store=NAME) == FAILED
-    assert f"vast-provider/{NAME} sends what you give to https://gateway.example" in shown[0]
+    for says in (False, True):
+        monkeypatch.setattr(
+            "torpor_cli.recovery.agrees",
+            lambda question: asked.append(question) or says,  # noqa: B023
+        )
+        assert recover(store=NAME) == (0 if says else FAILED)
+        assert sent == [True] * says
+    assert f"vast-provider/{NAME} sends its api_key to https://gateway.example" in asked[0]
 
 
 def test_without_the_key_of_a_market_the_rest_is_made_and_the_command_again_makes_it_whole(
@@ -308,47 +322,67 @@ def test_killed_at_each_save_the_command_again_makes_it_whole(
 def test_a_block_that_is_here_with_other_content_stays(
     sealed: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The workspace's own, its identity, and a budget of that name, which would limit another."""
+    Budget(usd_month=70, workspaces=[NAME]).save(NAME)
     setup.keep_on_record(NAME)
-    before = OpenWorkspace.of(NAME).settings()
-    assert before is not None
     old = SSHIdentity.load(NAME).private_key
+    Budget.delete(NAME)  # type: ignore[unused-coroutine, unused-ignore]
+    Budget(usd_month=7000, project="another").save(NAME)
     SSHIdentity.generate().save(NAME, overwrite=True)
     other = SSHIdentity.load(NAME).private_key
     change(NAME, paths=["~/another"])
     assert recover(store=NAME) == FAILED
-    assert "paths" in capsys.readouterr().out
+    assert "with another identity, paths than the record" in capsys.readouterr().out
     here = Workspace.load(NAME)
     assert (here.paths, here.identity) == (["~/another"], NAME)
-    assert SSHIdentity.load(NAME).private_key == other
-    delete(NAME, yes=True)
-    _kept_elsewhere(sealed, before)  # as the host that lives writes it
+    Workspace.delete(NAME)  # type: ignore[unused-coroutine, unused-ignore]
     assert recover(store=NAME) == 0
     here = Workspace.load(NAME)
     assert here.paths == ["~/workspace"]
     assert here.identity.startswith(f"{NAME}-")  # beside the other one
     assert SSHIdentity.load(here.identity).private_key == old
     assert SSHIdentity.load(NAME).private_key == other
+    budgets = [load_named(Budget, one, of="") for one in saved_names(Budget) if NAME in one]
+    assert sorted((one.usd_month, *one.workspaces) for one in budgets) == [(70, NAME), (7000,)]
 
 
-def _kept_elsewhere(world: World, settings: Settings, side: str = OTHER) -> None:
-    """What another control side records."""
-    records = BlockRecords(world.direct, world.opened.store_key)
-    records.keep(WorkspaceName(NAME), settings, side, "elsewhere")
-
-
-def test_recover_changes_nothing_in_the_bucket_of_a_host_that_lives(
+def test_two_workspaces_whose_blocks_had_one_name_both_come_back(
     sealed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of two hosts; the budget of the second one is for it."""
+    setup.keep_on_record(NAME)
+    change(NAME, name=MORE)
+    Budget(usd_month=70, workspaces=[NAME]).save(NAME)
     setup.keep_on_record(NAME)
     _burn()
-    before = {one.key: sealed.direct.get(one.key, max_bytes=1 << 20) for one in _all(sealed)}
     assert _recover(sealed, monkeypatch) == 0
-    after = {one.key: sealed.direct.get(one.key, max_bytes=1 << 20) for one in _all(sealed)}
-    assert after == before
+    names = {one: load_named(Workspace, one, of="") for one in saved_names(Workspace)}
+    assert sorted(str(names[one].name) for one in names if NAME in one) == [NAME, MORE]
+    before = sorted(names)
+    assert recover(store=NAME) == 0
+    assert sorted(saved_names(Workspace)) == before
 
 
-def _all(world: World) -> list[StoredObject]:
-    return [*world.direct.list("")]
+def test_whoever_recovers_owns_the_workspace_and_a_look_changes_nothing(
+    sealed: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setup.keep_on_record(NAME)
+    _owned(sealed)
+    with pytest.raises(Recovered, match=f"by elsewhere on .*torpor recover {NAME} --store {NAME}"):
+        run_plainly(OpenWorkspace.of(NAME), prune, dry_run=False)
+    with pytest.raises(Recovered):
+        delete(NAME, yes=True, snapshots=True)
+    assert NAME in saved_names(Workspace)
+    before = _stored(sealed)
+    capsys.readouterr()
+    assert recover(NAME, store=NAME, dry_run=True) == 0
+    assert "elsewhere since" in capsys.readouterr().out
+    assert _stored(sealed) == before
+    assert recover(NAME, store=NAME) == 0
+    run_plainly(OpenWorkspace.of(NAME), prune, dry_run=False, without_snapshots=True)
+    _burn()
+    assert _recover(sealed, monkeypatch, dry_run=True) == 0
+    assert NAME not in saved_names(Workspace)
 
 
 def test_what_cannot_be_read_is_named_and_the_others_come_back(
@@ -357,7 +391,7 @@ def test_what_cannot_be_read_is_named_and_the_others_come_back(
     Workspace(name=MORE, store=NAME, provider=f"local-provider/{NAME}", identity=NAME).save(MORE)
     setup.keep_on_record(NAME)
     setup.keep_on_record(MORE)
-    key = record_key(WorkspaceName(MORE), OpenWorkspace.of(MORE).side, MORE)
+    key = settings_key(WorkspaceName(MORE))
     newer = msgspec.json.encode({"format": 2, "written_unix": time.time(), "later": True})
     sealed.direct.put(key, sealed.direct.signer.sign(key, newer))
     _burn()
@@ -392,123 +426,88 @@ def test_a_wrong_key_is_refused_before_anything_is_saved(
     assert not [kind for kind in KINDS if NAME in saved_names(kind)]
 
 
-def test_a_deleted_workspace_and_one_that_went_to_another_store_do_not_come_back(
-    sealed: World, seaweed: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with make_world(seaweed, sealed=True) as second:
-        second.named(MORE).access.save_blocks(MORE)
-        setup.keep_on_record(NAME)
-        edit(NAME, f"store={MORE}")
-        assert _counted(sealed) == []
-        assert _counted(second) == [NAME]
-        edit(NAME, f"store={NAME}")
-        assert (_counted(sealed), _counted(second)) == ([NAME], [])
-        late = OpenWorkspace.of(NAME)
-        _kept_elsewhere(sealed, msgspec.structs.replace(_settings(late), block="theirs"))
-        delete(NAME, yes=True)
-        assert _counted(sealed) == [NAME]  # the other host's
+def test_a_record_goes_with_the_snapshots_and_stays_without(sealed: World) -> None:
+    setup.keep_on_record(NAME)
+    before = _dumped(Workspace, NAME)
+    delete(NAME, yes=True)
+    assert [*_records(sealed)] == [NAME]
+    assert recover(store=NAME) == 0
+    assert _dumped(Workspace, NAME) == before
+    delete(NAME, yes=True, snapshots=True)
+    assert _records(sealed) == {}
 
 
-def _settings(opened: OpenWorkspace) -> Settings:
-    found = opened.settings()
-    assert found is not None
-    return found
-
-
-def test_a_deletion_goes_on_where_the_settings_cannot_be_withdrawn(
-    sealed: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_block_of_the_store_that_is_another_one_than_the_options_say_is_not_used(
+    sealed: World,
 ) -> None:
     setup.keep_on_record(NAME)
-    side = OpenWorkspace.of(NAME).side
-    with monkeypatch.context() as patch:
-        patch.setattr(BlockRecords, "withdraw", _away)
-        delete(NAME, yes=True)
-    assert NAME not in saved_names(Workspace)
-    assert f"`torpor recover {NAME} --store {NAME} --retire {side}` does" in caplog.text
-    assert recover(NAME, store=NAME, retire=side) == 0
-    assert _counted(sealed) == []
+    for options in (
+        {"bucket": "another"},
+        {"endpoint": "http://127.0.0.1:1"},
+        {"prefix": "another"},
+        {"plain": True},
+    ):
+        with pytest.raises(InvalidInput, match=f"another {next(iter(options))}"):
+            recover(store=NAME, **options)  # type: ignore[arg-type]
 
 
-def test_an_edit_goes_on_where_the_settings_cannot_be_withdrawn_from_the_store_that_is_left(
-    sealed: World,
-    seaweed: Server,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_a_project_s_budget_names_what_it_does_not_count(
+    sealed: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with make_world(seaweed, sealed=True) as second:
-        second.named(MORE).access.save_blocks(MORE)
-        setup.keep_on_record(NAME)
-        side = OpenWorkspace.of(NAME).side
-        monkeypatch.setattr(BlockRecords, "withdraw", _away)
-        edit(NAME, f"store={MORE}")
-        assert Workspace.load(NAME).store == MORE
-        assert f"`torpor recover {NAME} --store {NAME} --retire {side}` does" in caplog.text
-        assert (_counted(sealed), _counted(second)) == ([NAME], [NAME])
+    """After only one of its workspaces was recovered."""
+    change(NAME, project="p")
+    more = Workspace(name=MORE, store=NAME, provider=f"local-provider/{NAME}", identity=NAME)
+    more.project = "p"
+    more.save(MORE)
+    Budget(usd_month=70, project="p").save(NAME)
+    setup.keep_on_record(NAME)
+    setup.keep_on_record(MORE)
+    _burn()
+    assert _recover(sealed, monkeypatch, NAME) == FAILED
+    assert f"does not count what workspace {MORE} costs" in capsys.readouterr().out
+    assert recover(MORE, store=NAME) == 0
 
 
-def _away(*_: object) -> None:
-    raise StoreUnavailable("it is away")
-
-
-def test_a_control_side_without_a_readable_name_writes_nothing_and_says_so(
-    sealed: World, caplog: pytest.LogCaptureFixture
+def test_fields_that_a_newer_torpor_kept_are_named(
+    sealed: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its variable at the Prefect server was changed by hand."""
+    """Whatever else of the record this one can make."""
+    opened = OpenWorkspace.of(NAME)
+    settings = opened.settings()
+    assert settings is not None
+    fields = settings.blocks[settings.reference] | {"hovers": True}
+    newer = msgspec.structs.replace(settings, blocks=settings.blocks | {settings.reference: fields})
+    records = WorkspaceRecords(sealed.direct, opened.store_key)
+    records.keep(WorkspaceName(NAME), newer, OTHER, "newer", _raise)
+    _burn()
+    assert _recover(sealed, monkeypatch) == 0
+    assert "does not know its setting hovers" in capsys.readouterr().out
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_a_market_s_block_that_is_here_may_be_of_another_account(
+    sealed: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    VastProvider(api_key="KEY-OF-MARKET").save(NAME)
+    change(NAME, more_providers=[f"vast-provider/{NAME}"])
+    setup.keep_on_record(NAME)
+    assert recover(store=NAME) == 0
+    assert f"vast-provider/{NAME} is here already, and whether its api_key" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_control_side_that_cannot_say_its_name_opens_no_workspace(sealed: World) -> None:
+    """Its variable at the Prefect server was changed by hand; where it is missing, it is made."""
     name = OpenWorkspace.of(NAME).side
     Variable.set("torpor_control_side", "no name", overwrite=True)
     try:
-        setup.keep_on_record(NAME)
-        assert (OpenWorkspace.of(NAME).side, _counted(sealed)) == ("", [])
-        assert "torpor_control_side" in caplog.text
+        with pytest.raises(InvalidInput, match="torpor_control_side"):
+            OpenWorkspace.of(NAME)
+        Variable.unset("torpor_control_side")
+        assert len(OpenWorkspace.of(NAME).side) == 8
     finally:
         Variable.set("torpor_control_side", name, overwrite=True)
-    setup.keep_on_record(NAME)
-    assert [one.side for one in _records(sealed)] == [name]
-
-
-def test_the_last_workspace_of_a_store_that_was_deleted_on_the_page_blocks_does_not_come_back(
-    sealed: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its store has no other one."""
-    setup.keep_on_record(NAME)
-    Workspace.delete(NAME)  # type: ignore[unused-coroutine, unused-ignore]
-    watch(dry_run=False)
-    assert _counted(sealed) == [NAME]
-    now = time.time
-    monkeypatch.setattr("tasks.block_record.time.time", lambda: now() + DAY_S + 1)
-    watch(dry_run=False)
-    assert _counted(sealed) == []
-
-
-def test_a_block_that_was_renamed_on_the_page_blocks_comes_back_as_it_was_last(
-    sealed: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    setup.keep_on_record(NAME)
-    change(NAME, name=MORE)
-    setup.keep_on_record(NAME)
-    _burn()
-    assert _recover(sealed, monkeypatch) == 0
-    assert Workspace.load(NAME).name == MORE
-
-
-def test_a_host_with_other_settings_ends_no_machine_until_its_user_has_chosen(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The old host still runs, and the new one has edited what is stored."""
-    setup.keep_on_record(NAME)
-    machine, _ = handed_over(world.opened)
-    world.workspace(machine.id).mkdir()
-    (world.workspace(machine.id) / "work").write_bytes(b"mine")
-    opened = OpenWorkspace.of(NAME)
-    settings = _settings(opened)
-    theirs = msgspec.structs.replace(
-        settings, stored=settings.stored | {"paths": ["~/workspace", "/data"]}
-    )
-    _kept_elsewhere(world, theirs)
-    with pytest.raises(UnsavedWork, match=r"other settings .*\(paths\)"):
-        run_plainly(opened, hibernate)
-    assert len(world.machines()) == 1
-    assert len(world.snapshots()) == 1  # what it knows is stored
-    assert recover(store=NAME, retire=OTHER) == 0
-    run_plainly(opened, hibernate)
-    assert world.machines() == []

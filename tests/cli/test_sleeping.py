@@ -40,7 +40,6 @@ def begun(prefect_server: Server, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(listing, "list_offers", lambda *given, **more: found)
     monkeypatch.setattr("torpor_cli.machines.connected", nullcontext)
     monkeypatch.setattr("torpor_cli.flow_runs.connected", lambda: nullcontext("http://ui"))
-    monkeypatch.setattr("torpor_cli.setup.keep_on_record", lambda *_: None)  # it has no store
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda asked: print(asked) or "y")
     _watches(monkeypatch, Sleeping())

@@ -174,25 +174,6 @@ def test_the_machine_of_a_killed_wake_is_told_of_and_ended_or_hibernated(
     assert subject.startswith("torpor: over: ")
 
 
-@pytest.mark.rule(24)
-def test_a_machine_of_another_control_side_is_left_until_no_deploy_of_that_can_be_under_way(
-    stored: Lab,
-) -> None:
-    """Its runs are on another server: what was restored may serve in an hour."""
-    server = AlertMemory()
-    machine = _left_by_a_kill(stored, whole=False)
-    (rental,) = stored.opened.rentals.open()
-    stored.opened.rentals.change(rental, side="other")
-    for _ in range(3):
-        (left,) = _look(stored, server)[0].left
-        server.since(2000)
-    assert "Control side other asked for it" in left.who
-    assert [one.id for one in stored.machines()] == [machine]
-    server.since(7200)
-    _look(stored, server)
-    assert stored.machines() == []
-
-
 def _left_for_a_first_job(lab: Lab) -> Machine:
     """Half an hour ago."""
     machine, rental = standing(lab.opened)

@@ -21,7 +21,7 @@ from flows.procedures.job import attempt, driver, stopped_machine
 from tasks.plain_runner import PlainRunner
 from tests.attacker.round import tree_of
 from tests.fixtures.lab import DEMO, Lab
-from tests.sides.side import Burnt, Side
+from tests.sides.side import Burnt, Side, asking, owner_of
 from torpor.control.jobs import driven_job, policy
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.safety import Warrant
@@ -58,13 +58,15 @@ class Round:
         self._lock = threading.Lock()
         self._real_destroy = lab.market.destroy
         lab.market.destroy = self._destroy  # type: ignore[method-assign]
+        self._real_create = lab.market.create
+        lab.market.create = self._create  # type: ignore[method-assign]
 
     def run(self) -> None:
         """All of it."""
         with self._quick():
             one, two = self._sides
             one.edit(_LEFT_OUT)
-            two.take()
+            two.edit(_LEFT_OUT)
             self._flow(one, "create", create)
             for _ in range(self._rng.randint(*_STEPS)):
                 self._step()
@@ -108,36 +110,26 @@ class Round:
             (12, ("job", _JOB.job, {"command": ["train"]})),
             (6, ("reconcile", reconcile, {"abandoned": True})),
             (4, ("prune", prune, {"dry_run": False})),
+            (12, ("recover", None, {})),
         ]
         weights, does = zip(*flows, strict=True)
         return self._rng.choices(does, weights)[0]
 
     def _edit(self) -> None:
-        """One side's user edits what is left out, or the two are made alike again."""
-        side = self._rng.choice(self._sides)
-        does = self._rng.choice(["edit", "edit", "take", "retire"])
-        if does == "take":
-            side.take()
-        elif does == "retire":
-            self._retire(side)
-        else:
-            side.edit([] if side.exclude else _LEFT_OUT)
-        self.did.append(f"{side.name}: {does}, leaves out {side.exclude}")
-
-    def _retire(self, side: Side) -> None:
-        """The user of a side withdraws the settings of the other one, and makes its block as here
-        before it works again."""
-        (other,) = [one for one in self._sides if one is not side]
-        side.edit(side.exclude)
-        side.retire(other.name)
-        other.exclude = side.exclude
+        """The user of the owner edits what is left out; while there is none, of both sides."""
+        owner = owner_of(self._lab)
+        exclude = [] if self._sides[0].exclude else _LEFT_OUT
+        for side in self._sides:
+            if owner in ("", side.name):
+                side.edit(exclude)
+                self.did.append(f"{side.name}: leaves out {side.exclude}")
 
     def _flow(self, side: Side, what: str, flow: Any, options: dict[str, Any] | None = None) -> Any:
         name = [] if flow is watch else [DEMO]
         answer, said = None, ""
         try:
             with PlainRunner(side.opened, wait_factor=0.0, at_once=4, alerts=side.alerts):
-                answer = flow.fn(*name, **(options or {}))
+                answer = side.recover() if flow is None else flow.fn(*name, **(options or {}))
             said = type(answer).__name__
         except Burnt:
             said = "burnt down"
@@ -155,33 +147,41 @@ class Round:
         return answer
 
     def _end(self) -> None:
-        """Nothing burns any more. The first side's settings count, and the work comes back."""
+        """Nothing burns any more. One side recovers the workspace, ends what is left, and the work
+        comes back to it; the other one does nothing."""
         one, two = self._sides
         for side in self._sides:
             side.rise(float("inf"))
-        self._retire(one)
-        two.take()
+        one.recover()
         self._let_go()
         self._passed_s += 90_000
-        self._flow(two, "reconcile", reconcile, {"abandoned": True})
-        for _ in range(3):
+        left = {*self._lab.market.alive}
+        for flow, options in ((reconcile, {"abandoned": True}), (hibernate, {}), (wake, {})):
+            self._flow(two, f"{flow.name} of the other side", flow, options)
+        if {*self._lab.market.alive} != left:
+            self._violate("the side that is not the owner has rented or ended a machine")
+        for _ in range(4):
+            self._passed_s += 90_000
+            self._flow(one, "watch at the end", watch, {"dry_run": False})
+            self._flow(one, "reconcile", reconcile, {"abandoned": True})
             rentals = self._lab.opened.rentals.open()
-            left = [one.machine for one in rentals if one.unfinished]
-            if left := [str(one) for one in left if one in self._lab.market.alive]:
-                self._flow(two, "reconcile what is left", reconcile, {"left": left})
+            unfinished = [one.machine for one in rentals if one.unfinished]
+            if named := [str(one) for one in unfinished if one in self._lab.market.alive]:
+                self._flow(one, "reconcile what is left", reconcile, {"left": named})
+            for job in self._lab.opened.jobs.open():
+                self._flow(one, "job at the end", _JOB.job, {"job": job.id})
             for machine in self._machines():
                 self._flow(one, "hibernate at the end", hibernate, {"machine": machine})
-        if self._machines():
-            self.counts["a machine stays at the end"] += 1
+        if self._lab.market.alive:
+            self._violate(f"nobody ends machine {[*self._lab.market.alive]}")
             return
-        report = self._flow(two, "wake at the end", wake)
+        report = self._flow(one, "wake at the end", wake)
         there = self._machines()
         if report is None or len(there) != 1:
             self._violate(f"the workspace does not come back: {there}")
             return
         brought = self._tree(there[0])
-        kept = self._kept(self._newest)  # by the settings that a person has chosen at the end
-        lost = sorted(name for name, body in kept.items() if brought.get(name) != body)
+        lost = sorted(name for name, body in self._newest.items() if brought.get(name) != body)
         if lost:
             self._violate(f"the wake at the end lacks {lost}")
 
@@ -212,22 +212,37 @@ class Round:
         files = [path for path in place.rglob("*") if path.is_file()] if place.is_dir() else []
         return {str(path.relative_to(place)): path.read_bytes() for path in files}
 
-    def _kept(self, tree: Tree) -> Tree:
-        """What of it is to be kept by the settings in the bucket, of all sides."""
-        leaves = all(one.settings.stored["exclude"] for one in self._sides[0].recorded())
-        return {name: body for name, body in tree.items() if not (leaves and ".tmp" in name)}
+    def _kept(self, tree: Tree, side: Side) -> Tree:
+        """What of it is to be kept by the settings of the side that ends the machine."""
+        return {name: body for name, body in tree.items() if not (side.exclude and ".tmp" in name)}
+
+    def _create(self, order: Any) -> Machine:
+        """The market rents a machine: to a side that has not heard of another owner?"""
+        self._check_owner("rented a machine")
+        return self._real_create(order)
 
     def _destroy(self, machine: Machine, warrant: Warrant) -> None:
-        """The market ends it: is its work stored?"""
+        """The market ends it: is its work stored, and is it the owner who asks?"""
+        side: Side = asking.side
         with self._lock:
             used = machine.id in self._machines() or self._was_handed_over(machine)
-            held = self._kept(self._tree(machine.id)) if machine.id in self._lab.market.near else {}
+            tree = self._tree(machine.id) if machine.id in self._lab.market.near else {}
+            held = self._kept(tree, side)
+            if used and machine.id in self._lab.market.alive:
+                self._check_owner(f"ended machine {machine.id}")
             if used and not self._is_stored(held):
                 self._violate(f"machine {machine.id} was ended; no snapshot has {sorted(held)}")
             self._real_destroy(machine, warrant)
             if machine.id in self._worked and machine.id not in self._lab.market.alive:
                 self._newest = held
                 self.counts["machines that ended with proof"] += 1
+
+    def _check_owner(self, did: str) -> None:
+        side: Side = asking.side
+        if side.saw not in ("", side.name):
+            self._violate(f"{side.name} {did}, and knew that {side.saw} is the owner")
+        if owner_of(self._lab) not in ("", side.name):
+            self.counts["recovered between the last look and the request"] += 1
 
     def _was_handed_over(self, machine: Machine) -> bool:
         rental = self._lab.opened.rentals.of(machine.label) if machine.label else None

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
 
-from tasks.block_record import keep_settings
+from tasks.ownership import check_owner
 from tasks.plain_runner import PlainRunner
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.alert_server import AlertMemory
-from tests.fixtures.lab import Lab
-from torpor.control.store.block_records import BlockRecord, BlockRecords, Settings, settings_for
+from tests.fixtures.lab import DEMO, Lab
+from torpor.control.recovery import look_at_bucket
+from torpor.control.store.workspace_records import Settings, WorkspaceRecords
 from torpor.shared.errors import StoreAway
-from torpor.shared.values import WorkspaceName
+from torpor.shared.format.names import settings_key
 
 _BESIDE: Final = ("market", "job", "Thread-")
 """Threads of a flow that answer it by a queue: it would wait for what has burnt there."""
@@ -37,6 +37,7 @@ class Side:
     exclude: list[str] = field(default_factory=list)
     left: float = float("inf")
     dead: bool = False
+    saw: str = ""  # the owner when it asked last
     alerts: AlertMemory = field(default_factory=AlertMemory)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -74,45 +75,39 @@ class Side:
         )
 
     def settings(self) -> Settings:
-        spec = msgspec.structs.replace(self.lab.opened.spec, exclude=self.exclude)
-        return settings_for(spec, spec.name, sealed=self.lab.opened.store_key is not None)
+        fields = {"name": DEMO, "exclude": self.exclude}
+        return Settings(block=DEMO, blocks={f"workspace/{DEMO}": fields})
 
-    @property
-    def records(self) -> BlockRecords:
-        """The records as a person reads them; nothing burns meanwhile."""
-        return BlockRecords(self.lab.store, self.lab.opened.store_key)
+    def recover(self) -> None:
+        """What `torpor recover` does in the bucket: its user's block becomes as the record says,
+        and then this side the owner. It may burn down at each request."""
+        opened = self.opened
+        found, _ = look_at_bucket(opened.store, opened.store_key, [DEMO])
+        if (settings := found[0].settings) is not None:
+            self.exclude = [*settings.blocks[settings.reference]["exclude"]]
+        WorkspaceRecords(opened.store, opened.store_key).take(DEMO, self.name, self.name)
 
     def edit(self, exclude: list[str]) -> None:
-        """What `torpor edit` does."""
+        """What `torpor edit` does; nothing burns meanwhile."""
         self.exclude = exclude
-        with self._alone() as opened:
-            keep_settings(opened)
-
-    def take(self) -> None:
-        """Its user makes its block as the other side's record says."""
-        theirs = [one for one in self.recorded() if one.side != self.name]
-        for record in sorted(theirs, key=lambda one: one.written_unix)[-1:]:
-            self.edit(list(record.settings.stored["exclude"]))
-
-    def retire(self, side: str) -> None:
-        """What `torpor recover --retire` does."""
-        listed = [one.key for one in self.records.listed(self._workspace)]
-        self.records.withdraw(key for key in listed if f"/{side}/" in key)
-
-    def recorded(self) -> list[BlockRecord]:
-        """What counts in the bucket."""
-        return [*self.records.read_all(self.records.listed(self._workspace), {}).values()]
-
-    @contextmanager
-    def _alone(self) -> Iterator[OpenWorkspace]:
-        """The workspace, in a process of its user; nothing burns meanwhile."""
         opened = replace(self.lab.opened, side=self.name, settings=self.settings)
         with PlainRunner(opened):
-            yield opened
+            check_owner(opened)
 
-    @property
-    def _workspace(self) -> WorkspaceName:
-        return self.lab.opened.spec.name
+    def reads(self, key: str) -> None:
+        """It asks who owns the workspace, and hears no older answer than that."""
+        if key == settings_key(DEMO):
+            self.saw = owner_of(self.lab)
+
+
+def owner_of(lab: Lab) -> str:
+    """The side that owns the workspace now; empty for none."""
+    record = WorkspaceRecords(lab.store, lab.opened.store_key).read(DEMO)
+    return "" if record is None or record.owner is None else record.owner.side
+
+
+asking = threading.local()
+"""``side``: the side whose request this thread sends."""
 
 
 class Mortal:
@@ -131,6 +126,9 @@ class Mortal:
     def _call(self, does: Callable[..., Any]) -> Callable[..., Any]:
         def call(*asked: Any, **how: Any) -> Any:
             self._side.tick()
+            if does.__name__ == "read":
+                self._side.reads(str(asked[0]))
+            asking.side = self._side
             answer = does(*asked, **how)
             self._side.tick()
             return answer

@@ -9,17 +9,11 @@ from typing import Final
 from torpor.control.jobs.records import Job, Jobs
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.reports import Row, moment
-from torpor.control.store.block_records import (
-    NEVER_BELIEVED,
-    BlockRecord,
-    BlockRecords,
-    Fields,
-    record_name,
-)
 from torpor.control.store.manifests import open_manifest
 from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.records import Unread
 from torpor.control.store.signatures import Forged, Unsigned
+from torpor.control.store.workspace_records import Settings, WorkspaceRecord, WorkspaceRecords
 from torpor.control.upkeep.pins import pinned_ids
 from torpor.control.upkeep.signing import is_signed_kind
 from torpor.shared.errors import (
@@ -31,7 +25,7 @@ from torpor.shared.errors import (
     WrongKey,
 )
 from torpor.shared.format.keys import Seal, workspace_key
-from torpor.shared.format.names import snapshot_of, snapshots_prefix
+from torpor.shared.format.names import settings_key, snapshot_of, snapshots_prefix
 from torpor.shared.values import (
     BASE,
     HOME,
@@ -52,20 +46,24 @@ _MOST_BYTES: Final = 33 * MIB  # a mark of prune; all others are small
 
 @dataclass
 class InBucket:
-    """One workspace. ``records``: the newest record of each of its blocks; ``others``: in what
-    other control sides have recorded other settings, in words; ``unread``: the records of any kind
-    that cannot be believed or read, and why."""
+    """One workspace. ``unread``: the records of any kind that cannot be believed, and why."""
 
     name: WorkspaceName
     snapshots: list[SnapshotId] = field(default_factory=list)
-    records: list[BlockRecord] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
+    record: WorkspaceRecord | None = None
     rentals: list[Rental] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     pins: int = 0
     unread: Unread = field(default_factory=dict)
 
+    @property
+    def settings(self) -> Settings | None:
+        """What its blocks held; None where nobody has kept it."""
+        return None if self.record is None else self.record.settings
+
     def row(self) -> Row:
+        owner = None if self.record is None else self.record.owner
+        owned = "" if owner is None else f"{owner.host} since {moment(owner.since_unix)}"
         return {
             "workspace": self.name,
             "snapshots": str(len(self.snapshots)),
@@ -73,7 +71,8 @@ class InBucket:
             "pins": str(self.pins),
             "rentals": ", ".join(_words(one) for one in self.rentals),
             "jobs": ", ".join(f"{one.id} ({one.state})" for one in self.jobs),
-            "blocks": ", ".join(one.settings.block for one in self.records) or "none on record",
+            "block": "none on record" if self.settings is None else self.settings.block,
+            "owner": owned,
         }
 
 
@@ -83,42 +82,30 @@ def _words(rental: Rental) -> str:
 
 def look_at_bucket(
     store: ObjectStore, store_key: bytes | None, wanted: Collection[WorkspaceName] = ()
-) -> list[InBucket]:
-    """The workspaces of a bucket, or the ``wanted`` ones, by two listings and their records.
-    InvalidInput where nothing shows that this key is the bucket's. Nothing is changed."""
+) -> tuple[list[InBucket], list[Settings]]:
+    """The workspaces of a bucket, or the ``wanted`` ones, by two listings and their records; and
+    the settings of all that are on record. InvalidInput where nothing shows that this key is the
+    bucket's. Ends and makes nothing."""
     unread: Unread = {}
-    records = BlockRecords(store, store_key)
-    on_record = records.listed(*wanted)
+    records = WorkspaceRecords(store, store_key)
+    on_record = records.listed()
     read = records.read_all(on_record, unread)
-    for error in unread.values():
-        if not isinstance(error, NEVER_BELIEVED):
-            raise error
     listed = _listed(store, wanted)
-    for stored in on_record:
-        listed.setdefault(_name_of(stored.key), [])
+    for name in on_record:
+        if not wanted or name in wanted:
+            listed.setdefault(name, [])
     names = {name for name in listed if not name.startswith(_BESIDE)}
     missing = ", ".join(sorted({*wanted} - names))
     if missing:
         raise InvalidInput(f"{store.address} has nothing of workspace {missing}")
     if not read:
         _check_key(store, store_key, {name: listed[name] for name in names}, len(on_record))
-    found = {name: InBucket(name) for name in sorted(names)}
-    for key, error in unread.items():
-        if (name := _name_of(key)) in found:
-            found[name].unread[key] = error
-    newest = {  # a block that was renamed on the page Blocks has an earlier record elsewhere
-        (record.side, record.settings.block): record
-        for record in sorted(read.values(), key=lambda one: one.written_unix)
-    }
-    for name, one in found.items():
-        own = [record for record in newest.values() if record.workspace == name]
-        _look(store, one, listed[name], own)
-    return [*found.values()]
-
-
-def _name_of(key: ObjectKey) -> WorkspaceName:
-    """Of a block record."""
-    return WorkspaceName(key.split("/")[1])
+    found = [InBucket(name, record=read.get(name)) for name in sorted(names)]
+    for one in found:
+        if (error := unread.get(settings_key(one.name))) is not None:
+            one.unread[settings_key(one.name)] = error
+        _look(store, one, listed[one.name])
+    return found, [record.settings for record in read.values() if record.settings is not None]
 
 
 def _listed(
@@ -147,7 +134,7 @@ def _check_key(
 ) -> None:
     """InvalidInput where the key has signed none of these records and opens none of these
     snapshots, the smallest first. All are tried: somebody may have put any number of others there.
-    ``unread``: so many block records it has not signed."""
+    ``unread``: so many records of workspaces it has not signed."""
     every = [(name, one) for name, objects in listed.items() for one in objects]
     for name, stored in sorted(every, key=lambda one: one[1].bytes):
         if is_signed_kind(stored.key):
@@ -185,14 +172,8 @@ def _opens(store: ObjectStore, store_key: bytes, name: WorkspaceName, key: Objec
     return True
 
 
-def _look(
-    store: ObjectStore,
-    found: InBucket,
-    listed: Sequence[StoredObject],
-    records: Sequence[BlockRecord],
-) -> None:
-    """Fill in what the bucket says of the workspace. ``records``: of its blocks, the newest
-    last."""
+def _look(store: ObjectStore, found: InBucket, listed: Sequence[StoredObject]) -> None:
+    """Fill in what the bucket says of the workspace beside its record."""
     name = found.name
     for stored in listed:
         if stored.key.startswith(snapshots_prefix(name)):
@@ -200,31 +181,7 @@ def _look(
                 found.snapshots.append(snapshot_of(stored.key))
             except InvalidInput:
                 continue  # another program's
-    chosen = {record.settings.block: record for record in records}
-    found.records = [*chosen.values()]
-    for one in records:
-        newest = chosen[one.settings.block]
-        if _workspace_of(one) != _workspace_of(newest):
-            found.others.append(_other(one, newest))
     for name_there in names_of(name):
-        found.rentals += Rentals(store, name_there).open(found.unread, files=False)
-    found.jobs = Jobs(store, name).open(found.unread, files=False)
+        found.rentals += Rentals(store, name_there).open(found.unread)
+    found.jobs = Jobs(store, name).open(found.unread)
     found.pins = sum(1 for _ in pinned_ids(store, name))
-
-
-def _workspace_of(record: BlockRecord) -> Fields | None:
-    """The fields of its Workspace block."""
-    return record.settings.blocks.get(f"workspace/{record.settings.block}")
-
-
-def _other(one: BlockRecord, newest: BlockRecord) -> str:
-    block = one.settings.block
-    return (
-        f"{one.words} has other settings of block {block}, of {moment(one.written_unix)}, than "
-        f"{newest.words}, whose are newer and are taken"
-    )
-
-
-def blocks_unread(found: InBucket) -> set[str]:
-    """The Workspace blocks of which a record is there that cannot be believed."""
-    return {name.block for key in found.unread if (name := record_name(key))}

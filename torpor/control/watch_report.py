@@ -91,7 +91,6 @@ class LeftMachine(msgspec.Struct, frozen=True, kw_only=True):
     next_step: str
     act: Literal["end", "continue", ""] = ""  # what `watch` does once it has lasted long enough
     holds: SnapshotId | None = None
-    other_side: bool = False  # another control side asked for it, whose runs nobody sees here
 
 
 class WatchReport(Report, frozen=True):

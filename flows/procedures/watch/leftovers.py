@@ -90,7 +90,6 @@ def see_left(
             else "report",
             name in with_job and not rental.label.workspace.startswith(_WITHOUT_JOB),
             is_stored=name in stored,
-            other_side=rental.side not in ("", opened[name].side),
         )
         for name, machine, rental, look in asked
     ]
@@ -110,13 +109,11 @@ def act_on_left(
     faults: list[Exception],
 ) -> LeftMachine:
     """Start the run that ends or continues it, once nobody has worked on it for LEFT_S by what is
-    remembered; for HANDED_S where another control side asked for it, whose runs nobody sees here:
-    a `deploy` of its own may be about to hand it over."""
+    remembered."""
     now_unix = time.time()
     subject = f"{one.provider} {one.machine}"
     since_unix = delivered.since_unix("machine left", subject) if delivered else None
-    silent_s = HANDED_S if one.other_side else LEFT_S
-    if not one.act or since_unix is None or now_unix - since_unix < silent_s:
+    if not one.act or since_unix is None or now_unix - since_unix < LEFT_S:
         return one
     key = run_key(f"left-{one.machine}", now_unix)
     beside = one.label.workspace != one.workspace
@@ -196,12 +193,10 @@ def judge_left(
     has_job: bool,
     *,
     is_stored: bool = True,
-    other_side: bool = False,
 ) -> LeftMachine:
     """Whether its run was killed, and what is to become of it by the block's ``rule``. ``live``:
     the runs that the server shows at work on its workspace; None: it did not say. ``is_stored``:
-    the workspace has a snapshot, which a wake can continue with. ``other_side``: another control
-    side asked for it."""
+    the workspace has a snapshot, which a wake can continue with."""
     killed, who = _who(look, live, rental.created_unix)
     act: Literal["end", "continue", ""] = ""
     if not killed:
@@ -232,11 +227,6 @@ def judge_left(
             "a run of reconcile ends it; a whole restore is hibernated instead, unless somebody "
             "uses it by then"
         )
-    if killed and other_side:
-        who += (
-            f" Control side {rental.side} asked for it, whose runs this one does not see: it is "
-            f"left alone until nobody has worked on it for {HANDED_S / 3600:.0f} h."
-        )
     return LeftMachine(
         label=rental.label,
         machine=machine.id,
@@ -248,7 +238,6 @@ def judge_left(
         next_step=step,
         act=act,
         holds=look.holds if look is not None else None,
-        other_side=other_side,
     )
 
 

@@ -269,9 +269,8 @@ class Jobs:
             begun.append(job)
         return begun
 
-    def open(self, unread: Unread | None = None, *, files: bool = True) -> list[Job]:
-        """Every job that has not ended, by their turns. ``unread``: as in Records.read_each.
-        ``files``: move what a killed run has left ended to the history."""
+    def open(self, unread: Unread | None = None) -> list[Job]:
+        """Every job that has not ended, by their turns. ``unread``: as in Records.read_each."""
         names = self._names("open")
         ended = set(self._names("ended")) if names else set()  # after it: what ends meanwhile
         jobs = []
@@ -281,10 +280,10 @@ class Jobs:
                     continue  # a name alone, which anybody may write, ends no job
             with left_out(self._key("open", name), unread):
                 found = self._records.read(self._key("open", name))
-                if found is not None and not found[0].ended:
-                    jobs.append(found[0])
-                elif found is not None and files:
+                if found is not None and found[0].ended:
                     self._file(found[0])  # its run was killed half-way
+                elif found is not None:
+                    jobs.append(found[0])
         return sorted(jobs, key=lambda job: job.turn)
 
     def ended(self, most: int = MOST_ENDED, unread: Unread | None = None) -> list[Job]:

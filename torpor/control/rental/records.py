@@ -91,7 +91,6 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     starting: bool = False  # handed over: the workspace's programs were not started yet
     volumes: tuple[str, ...] = ()  # where its provider was told to mount what outlives it
     adopted: bool = False  # its user rented it, and torpor took it over: it always holds work
-    side: str = ""  # the control side that asked for it; empty: of an older torpor
     version: int = 0  # counts its writes
 
     @property
@@ -142,7 +141,6 @@ class Rentals:
         project: str = "",
         job: str = "",
         volumes: Sequence[str] = (),
-        side: str = "",
     ) -> Rental:
         """Record that a machine is about to be asked for, with the key that it must show."""
         rental = Rental(
@@ -162,7 +160,6 @@ class Rentals:
             project=project,
             job=job,
             volumes=tuple(volumes),
-            side=side,
         )
         self._records.create(self.key(label), rental)
         return rental
@@ -201,9 +198,8 @@ class Rentals:
         self._records.create(self.key(label), rental)
         return rental
 
-    def open(self, unread: Unread | None = None, *, files: bool = True) -> list[Rental]:
-        """Every rental that has not ended, at any provider. ``unread``: as in Records.read_each.
-        ``files``: move what a killed run has left ended to the history."""
+    def open(self, unread: Unread | None = None) -> list[Rental]:
+        """Every rental that has not ended, at any provider. ``unread``: as in Records.read_each."""
         keys = [found.key for found in self._store.list(self._prefix("rentals/"))]
         ended = {rental_named(key) for key in keys if "/rentals/ended/" in key}
         handed = {rental_named(key) for key in keys if "/rentals/handed/" in key}
@@ -215,10 +211,10 @@ class Rentals:
                     continue  # a name alone, which anybody may write, ends no rental
             with left_out(self._key("open", name), unread):
                 found = self._read(name, handed=name in handed)
-                if found is not None and found[0].state != "ended":
-                    rentals.append(found[0])
-                elif found is not None and files:
+                if found is not None and found[0].state == "ended":
                     self._file(found[0])  # its run was killed half-way
+                elif found is not None:
+                    rentals.append(found[0])
         return rentals
 
     def history(self, since_unix: float = 0.0, unread: Unread | None = None) -> list[Rental]:

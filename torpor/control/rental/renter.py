@@ -39,5 +39,3 @@ class Renter(msgspec.Struct, frozen=True):
     afford: Callable[[float], None] = lambda usd_h: None
     """Called with its price between the record of a rental and the request for its machine: raises
     BudgetExceeded if the budgets do not allow what is recorded by now."""
-    side: str = ""
-    """The control side that asks."""

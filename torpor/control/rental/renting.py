@@ -402,7 +402,7 @@ class Renting:
         order = order_for(offer, label, self._by.identity, self._by.want)
         own, by, volumes = able.host_key == "installed", self._by, volumes_of(provider)
         host_key = host_key_of(by.identity, label).public if own else None
-        rental = self._rentals.begin(label, offer, host_key, by.project, by.job, volumes, by.side)
+        rental = self._rentals.begin(label, offer, host_key, by.project, by.job, volumes)
         self.claim(rental)
         try:
             asked = False

@@ -23,9 +23,13 @@ def deletions_prefix(workspace: WorkspaceName) -> str:
     return f"workspaces/{workspace}/deleted/"
 
 
-def settings_prefix(workspace: WorkspaceName | None = None) -> str:
+def settings_prefix() -> str:
     """Beside all workspaces: one listing shows the records of each."""
-    return "settings/" if workspace is None else f"settings/{workspace}/"
+    return "settings/"
+
+
+def settings_key(workspace: WorkspaceName) -> ObjectKey:
+    return ObjectKey(f"{settings_prefix()}{workspace}")
 
 
 def manifest_key(workspace: WorkspaceName, snapshot: SnapshotId) -> ObjectKey:
