@@ -258,9 +258,18 @@ def test_without_the_key_of_a_market_the_rest_is_made_and_the_command_again_make
     assert variable in said
     assert Workspace.load(NAME).more_providers == [f"vast-provider/{NAME}"]
     assert _stored(sealed)  # what only the record knows is still there
-    monkeypatch.setenv(variable, "ANOTHER-KEY")
     monkeypatch.setattr("torpor.control.providers.vast.VastProvider.check", lambda *_: None)
-    assert recover(store=NAME) == 0
+    _burn()
+    here: list[list[str]] = []
+
+    def asked(_: str) -> str:
+        here.append([kind.__name__ for kind in KINDS if NAME in saved_names(kind)])
+        return "ANOTHER-KEY"
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("getpass.getpass", asked)
+    assert _recover(sealed, monkeypatch, flavour="seaweedfs") == 0
+    assert here == [[]]  # all is asked for before the first block is made
     made = VastProvider.load(NAME)
     assert (made.api_key.get_secret_value(), made.ports) == ("ANOTHER-KEY", [8000])
 
@@ -314,6 +323,8 @@ def test_killed_at_each_save_the_command_again_makes_it_whole(
                 _recover(sealed, monkeypatch)
             except KeyboardInterrupt:
                 killed = True
+        if NAME in saved_names(Workspace):  # which rents nothing without its budget
+            assert NAME in saved_names(Budget)
         assert _recover(sealed, monkeypatch) == 0
         assert {kind: _dumped(kind, NAME) for kind in kinds} == before
     assert number > len(kinds)

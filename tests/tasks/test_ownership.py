@@ -129,16 +129,18 @@ def test_only_the_owner_ends_rents_syncs_and_deletes(lab: Lab, machine: Machine)
 
 
 def test_a_side_that_is_not_the_owner_backs_up_and_deletes_no_snapshot(
-    lab: Lab, machine: Machine
+    lab: Lab, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Side(lab, ONE)
     with one.runs():
         backup.fn(DEMO)
     Side(lab, TWO).takes()
+    deletes: list[object] = []
+    monkeypatch.setattr("flows.procedures.save.delete_autosaves", lambda *of: deletes.append(of))
     (lab.home(machine.id) / "workspace" / "more").write_bytes(b"new")
     with one.runs():
         report = backup.fn(DEMO, keep_last=1)
-    assert (len(lab.snapshots()), report.deleted) == (2, [])
+    assert (len(lab.snapshots()), report.deleted, deletes) == (2, [], [])
 
 
 def test_the_host_that_recovers_last_owns_it(lab: Lab, machine: Machine) -> None:
@@ -282,6 +284,19 @@ def test_watch_of_a_side_that_is_not_the_owner_only_reports(lab: Lab, machine: M
     assert [found.id for found in lab.machines()] == [machine.id]
     assert (lab.states(), lab.opened.jobs.open()) == before
     assert f"recovered by host-{TWO}" in str([of.next_step for of in report.jobs])
+
+
+def test_watch_of_a_side_that_is_not_the_owner_ends_no_machine_whose_budget_is_spent(
+    lab: Lab, machine: Machine
+) -> None:
+    """And no run fails for it."""
+    lab.opened = lab.limited(0.001)
+    Side(lab, TWO).takes()
+    with Side(lab, ONE).runs():
+        report = watch.fn(dry_run=False)
+    assert [found.id for found in lab.machines()] == [machine.id]
+    (row,) = [one for one in report.watched if one.over]
+    assert f"recovered by host-{TWO}" in row.next_step
 
 
 def test_a_job_of_a_side_that_is_not_the_owner_any_more_is_driven_no_further(
