@@ -363,6 +363,7 @@ def _saved_by_init(
     )
     found = SimpleNamespace(fitting=offers)
     monkeypatch.setattr("torpor_cli.setup.connected", nullcontext)
+    monkeypatch.setattr("torpor_cli.setup.keep_on_record", lambda name: None)
     monkeypatch.setattr("torpor.control.rental.search.find_offers", lambda providers, want: found)
     monkeypatch.setattr("blocks.reference.saved_names", lambda kind: [])
     monkeypatch.setattr(
