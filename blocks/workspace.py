@@ -365,7 +365,7 @@ class Workspace(Block):
         return self._store().price()
 
     def store_key(self) -> bytes | None:
-        """The key that seals its snapshots; None if they stay plain."""
+        """The store key, which seals its snapshots; None if they stay plain."""
         return self._store().key()
 
     def open_providers(self) -> tuple[Provider, ...]:

@@ -30,7 +30,7 @@ from torpor.control.store.s3_requests import (
     is_missing_object,
     lacking,
 )
-from torpor.control.store.signatures import Signer
+from torpor.control.store.signatures import Signer, place_of
 from torpor.shared.errors import (
     InvalidInput,
     ObjectChanged,
@@ -138,7 +138,7 @@ class S3Store:
         self._retries = retries or Retries()
         self._bucket = bucket
         self._authority = authority
-        self._signer = None if root is None else Signer(root, f"{bucket}/{self._base}")
+        self._signer = None if root is None else Signer(root, place_of(bucket, base))
         self._requests = S3Requests(client, bucket, self._base, self.address, self._retries)
         self._lock = threading.Lock()
         self._capabilities: Capabilities | None = None
