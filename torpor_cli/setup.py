@@ -5,22 +5,27 @@ from __future__ import annotations
 import getpass
 import math
 import os
+import secrets
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from cyclopts import Parameter
 
 from deployments.installation import secret_file
 from deployments.terminal import say
 from torpor.control.own_server import state_folder
-from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled
+from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled, WrongKey
 from torpor.shared.plain_text import short
 from torpor.shared.values import Want, machine_path, workspace_name
 from torpor_cli.question import answer
 from torpor_cli.server import connected
+
+if TYPE_CHECKING:
+    from torpor.control.store.s3 import S3Store
 
 Several = Annotated[list[str] | None, Parameter(negative=())]
 STORE_VARIABLE: Final = "AWS_SECRET_ACCESS_KEY"
@@ -61,6 +66,9 @@ _MARKET_KEYS: Final = {
 }
 """Where the keys of a market are made."""
 
+FIRST_LABEL: Final = "first key"
+"""Of the key that a new store is made with."""
+
 AnswerT = TypeVar("AnswerT")
 
 
@@ -70,6 +78,7 @@ def init(
     store: str = "",
     flavour: str = "",
     bucket: str = "",
+    prefix: str = "",
     endpoint: str = "",
     region: str = "",
     access_key: str = "",
@@ -90,6 +99,7 @@ def init(
         store: The Object Store block, if you have one; `default` is the store on this host.
         flavour: The kind of the new bucket's store: s3, r2, b2, wasabi, minio, seaweedfs or other.
         bucket: The bucket. It must exist.
+        prefix: What the names of all objects in the bucket begin with; empty for none.
         endpoint: The store's address.
         region: The store's region.
         access_key: The id of the access key.
@@ -107,7 +117,9 @@ def init(
         name = _answered(
             "Name of the workspace", "mywork", lambda said: _free_name(Workspace, said), workspace
         )
-        chosen_store = store or _store(undo, name, flavour, bucket, endpoint, region, access_key)
+        chosen_store = store or _store(
+            undo, name, flavour, bucket, prefix, endpoint, region, access_key
+        )
         if chosen_store != name:
             try_store(chosen_store)
         chosen_provider = provider or _provider(undo, market)
@@ -152,6 +164,7 @@ def _store(
     name: str,
     flavour: str,
     bucket: str,
+    prefix: str,
     endpoint: str,
     region: str,
     access_key: str,
@@ -163,7 +176,8 @@ def _store(
     from pydantic import SecretStr
 
     from blocks import ObjectStore
-    from torpor.control.store.s3 import bucket_name
+    from torpor.control.store.s3 import S3Store, bucket_name
+    from torpor.shared.format.user_keys import UserKey
 
     kind: Any = "other" if bucket and not flavour else _flavour(flavour)
     if kind == "default":
@@ -179,11 +193,12 @@ def _store(
     access_key = access_key or _answered("Id of the access key", "", _something)
     secret = _secret("Secret access key", STORE_VARIABLE)
     key_file = state_folder() / "keys" / name
-    key = secret_file(key_file, lambda: ObjectStore.new_encryption_key().get_secret_value())
+    key = secret_file(key_file, lambda: UserKey.new().text)
     block = made(
         lambda: ObjectStore(
             flavour=kind,
             bucket=bucket,
+            prefix=prefix,
             endpoint_url=endpoint,
             region=region,
             credentials=f"aws-credentials/{name}",
@@ -192,10 +207,36 @@ def _store(
     )
     keys = AwsCredentials(aws_access_key_id=access_key, aws_secret_access_key=SecretStr(secret))
     save_new(undo, keys, name)
+    _probe(S3Store.connect(block.reach()))
+    _make_key_object(block, key_file)
     save_new(undo, block, name)
-    try_store(name)
-    say(f"key         {key_file} seals the snapshots. Keep a copy: without it they are lost.")
+    say(f"key         {key_file} opens the snapshots. Keep a copy: without it they are lost.")
+    say(f"            `torpor store sheet {name}` prints one.")
     return name
+
+
+def _make_key_object(block: Any, key_file: Path) -> None:
+    """Have the key of a new block open its store: with the key object that it has, or, in a store
+    without any, with a new store key. A key file may also hold a store key itself."""
+    from torpor.shared.format.keys import KEY_BYTES
+
+    key, objects = block.user_key(), block.key_objects()
+    if not key.opens:
+        return
+    try:
+        objects.open(key)
+    except WrongKey:
+        there = f"keys labelled {labels}" if (labels := objects.labels()) else ""
+        if not there and any(objects.store.list("workspaces/")):
+            there = "snapshots that were sealed with a key of their own"
+        if there:
+            raise InvalidInput(
+                f"{objects.store.address} has {there}, and the key in {key_file} opens nothing "
+                "there: write a key of that store into the file, and give the command again. If a "
+                "store block of yours is of this bucket and prefix, name it in --store. If the "
+                "bucket is a copy, copy keys/ too. For a new store, take another bucket or --prefix"
+            ) from None
+        objects.add(key, secrets.token_bytes(KEY_BYTES), FIRST_LABEL, time.time())
 
 
 def _flavour(given: str) -> Any:
@@ -307,7 +348,10 @@ def try_store(name: str) -> None:
     from blocks import ObjectStore
     from blocks.reference import load
 
-    opened = load(name, (ObjectStore,), of="").open()
+    _probe(load(name, (ObjectStore,), of="").open())
+
+
+def _probe(opened: S3Store) -> None:
     opened.probe()
     say(f"store       {opened.address}: wrote, read, listed and deleted a scratch object")
 
