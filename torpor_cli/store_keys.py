@@ -291,7 +291,12 @@ def _saving(name: str, old: UserKey) -> Callable[[str, UserKey], None]:
         from blocks.reference import load_named, saved_names
 
         for one in saved_names(ObjectStore):
-            block = load_named(ObjectStore, one, of="torpor store rotate")
+            try:
+                block = load_named(ObjectStore, one, of="torpor store rotate")
+            except InvalidInput:  # damaged: it opens nothing
+                if one == name:
+                    raise
+                continue
             key = block.user_key()
             if one == name and key not in (old, new):
                 raise InvalidInput(

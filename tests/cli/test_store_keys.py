@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import BlockDocumentUpdate
 from prefect_aws import AwsCredentials
 from pydantic import SecretStr
 
@@ -41,6 +43,7 @@ from torpor_cli import setup, store_keys
 NAME = "with-keys"
 WORKSPACE = WorkspaceName(NAME)
 SECOND = "second-side"
+DAMAGED = "damaged-side"
 SNAPSHOTS = [SnapshotId(f"20261120T2349{n:02}Z-1f0c9ab2") for n in range(20)]
 
 
@@ -73,7 +76,7 @@ def _init(world: World) -> None:
 
 def _forget() -> None:
     for kind in (Workspace, ObjectStore, AwsCredentials):
-        for name in (NAME, SECOND):
+        for name in (NAME, SECOND, DAMAGED):
             with suppress(ValueError):
                 kind.delete(name)
     for file in (state_folder() / "keys").glob(f"{NAME}*"):
@@ -120,6 +123,17 @@ def _second(key: UserKey | None) -> ObjectStore:
     return _block(SECOND)
 
 
+def _damage(name: str) -> None:
+    """Save a store block that cannot be loaded."""
+    _block().save(name, overwrite=True)
+    damage = BlockDocumentUpdate(data={"encryption_key": "short"}, merge_existing_data=True)
+    with get_client(sync_client=True) as client:
+        saved = client.read_block_document_by_name(name, "object-store")
+        client.update_block_document(saved.id, damage)
+    with pytest.raises(InvalidInput, match="cannot be used"):
+        _block(name)
+
+
 def test_a_rotation_stores_nothing_again_and_takes_the_old_key_away(
     made: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -152,7 +166,8 @@ def test_a_rotation_stores_nothing_again_and_takes_the_old_key_away(
 def test_a_rotation_that_was_killed_is_finished_in_every_block(
     made: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Killed after it saved the first of two blocks."""
+    """Killed after it saved the first of two blocks. A damaged block of another store is no
+    reason to stop."""
     old, objects, store_key = _key(), _block().key_objects(), _block().key()
     assert store_key is not None
     new = UserKey.new()
@@ -161,6 +176,7 @@ def test_a_rotation_that_was_killed_is_finished_in_every_block(
     block = _block()
     block.encryption_key = SecretStr(new.text)
     block.save(NAME, overwrite=True)
+    _damage(DAMAGED)
     store_keys.rotate(NAME, yes=True)
     assert "an earlier one was stopped, and is finished now" in capsys.readouterr().out
     assert _key() == _key(SECOND) == new
