@@ -29,7 +29,7 @@ PACKAGES := packages-demo packages-test packages-bench packages-campaign package
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended load chaos soak model saves attacker kernels gpu bench release clean
+.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended load chaos soak model saves attacker rules kernels gpu bench release clean
 
 # Debian's packages come first, so that one message names all that root must install.
 .PHONY: $(PACKAGES)
@@ -175,6 +175,10 @@ saves: setup
 # The bucket is the attacker, while torpor goes on.
 attacker: setup
 	$(BIN)/python -m tests.attacker
+
+# The safety rules, with the number of files and tests of each; RULE=13 names that rule's files and tests.
+rules: setup
+	@$(BIN)/python -m tests.rules $(RULE)
 
 # The CUDA kernels' fat binaries, which are committed.
 kernels: $(VENV)/.nvrtc

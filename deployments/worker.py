@@ -13,7 +13,7 @@ from typing import Final
 from deployments.installation import Installation
 from deployments.processes import begin
 from deployments.server import Server, environment
-from tasks.runs import FLOW_POOL, JOB_POOL
+from tasks.runs import FLOW_POOL, JOB_POOL, JOB_QUEUES
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ POOLS: Final = (
         "job-worker",
         "Jobs, as processes; the limit is how many run at once. Each queue may have one too.",
         limit=8,  # a run is a process of 0.2 GB here, besides the machine that it rents
-        queues=("critical", "high", "normal", "low"),
+        queues=JOB_QUEUES,
     ),
 )
 WATCH_COMMAND: Final = "setsid python3 -m prefect.engine"

@@ -58,6 +58,29 @@ def adopt(
         dry_run: Only look, and report what is in the workspace and what would be lost. Off: adopt.
         release: Give up the workspace's adopted machine instead: its mark and its record go, and
             the machine runs on. `machine` may stay empty.
+
+    Returns:
+        What was looked at: its state ("can be adopted", "adopted", "can be given up", "given up" or
+        "not adopted"), the host key, the bytes of the workspace there, and in `outside` what would
+        be lost with the machine.
+
+    Raises:
+        WorkspaceAwake: The workspace is on another machine already.
+        WorkspaceInvalid: A directory of the workspace is missing or empty on the machine.
+        HostKeyChanged: The machine shows another key than `host_key`, or than the one on record.
+        NotOurs: The account has no such machine, or torpor rents it already.
+        UnsafeDestroy: The machine is not running, so torpor cannot look at it.
+        MachineDenied: root cannot log in with the workspace's SSH identity.
+        InvalidInput: No provider block is for it, or its market states no price.
+
+    Example:
+        Look first, then adopt:
+        ```python
+        from flows import adopt
+
+        print(adopt("mywork", "vast:12345").rows())
+        adopt("mywork", "vast:12345", dry_run=False)
+        ```
     """
     opened = open_workspace(workspace)
     probe_store(opened)

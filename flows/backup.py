@@ -63,6 +63,27 @@ def backup(
         machine: The machine, if the workspace is on several: its id, or user@host:port for a
             machine of your own. Empty: the workspace's only machine.
         accept_changed: Patterns of files that may change while they are read, such as *.log.
+
+    Returns:
+        The new snapshot and what retention decided. With `dry_run`, `snapshot` is None and
+        `verdicts` say what the next backup would delete. For all workspaces: what became of each.
+        Of a workspace that sleeps: its newest snapshot, and nothing was to do.
+
+    Raises:
+        StillChanging: Files changed in every pass, and no pattern accepts that.
+        WorkspaceInvalid: A directory of the workspace is missing, empty or unreadable.
+        HookFailed: The quiesce command or the resume command ended with an error.
+        WorkspaceBusy: Another run holds this workspace on this machine.
+        InvalidInput: The workspace is on several machines and `machine` names none.
+
+    Example:
+        Back up, and keep 7 daily and 5 weekly snapshots:
+        ```python
+        from flows import backup
+
+        report = backup("mywork", keep_daily=7, keep_weekly=5)
+        print(report.snapshot, report.deleted)
+        ```
     """
     retention = Retention(
         keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly, timezone

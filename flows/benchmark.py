@@ -52,6 +52,25 @@ def benchmark(
         minutes: After this time no new round begins. The first rounds always run. 0: 4, and 60 for
             deploys.
         folder: The folder for table and JSON. Empty: ~/.local/state/torpor/benchmarks.
+
+    Returns:
+        The folder of the figures, and in `advice` what they advise. `notes` says what could not be
+        measured.
+
+    Raises:
+        InvalidInput: Parameters of stores and of deploys were mixed, or no start of a deploy went
+            well.
+        NoOffer: Nothing on sale fits the workspace.
+        BudgetExceeded: A budget cannot pay for the machine.
+
+    Example:
+        Measure every Object Store block:
+        ```python
+        from flows import benchmark
+
+        report = benchmark("mywork", stores=["*"])
+        print(report.advice, report.folder)
+        ```
     """
     if stacks:
         _refuse(

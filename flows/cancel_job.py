@@ -34,6 +34,20 @@ def cancel_job(
         job: The id of the job, as `jobs` shows it.
         machine: What becomes of its machine. "as submitted" is what the job's on_cancel says.
             "keep" stores nothing; the machine costs money until you hibernate it.
+
+    Returns:
+        The job's id, and in `answer` which run stops it, or that it was taken out of its queue.
+
+    Raises:
+        InvalidInput: There is no such job, or it has ended already.
+
+    Example:
+        Cancel a job and hibernate its machine:
+        ```python
+        from flows import cancel_job
+
+        cancel_job("mywork", "3f2a9c81d04e", machine="hibernate")
+        ```
     """
     opened = open_workspace(workspace)
     record, queued = found_job(opened, workspace, job)

@@ -39,6 +39,23 @@ def compare(
         hours: How long the machine is rented, in hours.
         spot: Whether to compare spot machines. A wake follows the workspace block.
         everywhere: Ask all provider blocks, not only those that the workspace names.
+
+    Returns:
+        A pandas DataFrame with one row for each offer. `rejected` is empty for an offer that fits,
+        else the reason; docs/guide/costs.md explains the columns.
+
+    Raises:
+        SnapshotMissing: The workspace has no snapshot of that id.
+        InvalidInput: A setting of the workspace cannot be understood.
+
+    Example:
+        The cheapest five offers for ten hours:
+        ```python
+        from flows import compare
+
+        table = compare("mywork", hours=10)
+        print(table[table.rejected == ""].head())
+        ```
     """
     opened = open_workspace(workspace).freezing
     report, found = offers_everywhere(opened, snapshot, hours, spot, everywhere)

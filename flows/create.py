@@ -43,6 +43,28 @@ def create(
             but the budgets of the workspace.
         agreed_usd_h: What the machine may come to by the hour, in USD, as a person has agreed.
             Empty: nobody was asked, and the limit of the block holds.
+
+    Returns:
+        The machine: `id`, `provider`, `price_usd_h`, and `endpoint` with host, port and user. In
+        `programs`, how each of the workspace's programs began.
+
+    Raises:
+        WorkspaceAwake: The workspace is on a machine already.
+        NoOffer: Nothing on sale fits the workspace, or nothing below the price limit.
+        BudgetExceeded: A budget, or `max_usd`, cannot pay for an hour of the machine.
+        CreateFailed: No market rented a machine that could be reached; what was rented is ended.
+        CreateUncertain: A market's answer was lost. `reconcile` shows whether a machine exists.
+        ProviderDenied: A market refused the key, its permissions or the balance.
+        MachineUnfit: `process` is `require`, and the machine can freeze no programs.
+
+    Example:
+        Rent a machine with an L40S:
+        ```python
+        from flows import create
+
+        machine = create("mywork", gpu="L40S")
+        print(machine.id, machine.price_usd_h, machine.endpoint)
+        ```
     """
     change = WantChange(gpu=gpu.strip(), regions=regions, agreed_usd_h=agreed_usd_h)
     opened = for_job(open_workspace(workspace).wanting(change), job, max_usd).freezing

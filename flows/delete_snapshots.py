@@ -32,6 +32,24 @@ def delete_snapshots(
             restores the newest.
         whole_line: Delete also what only these snapshots go on from: their line, back to where
             another one began or to a pinned snapshot.
+
+    Returns:
+        A table with one row for each snapshot that was deleted.
+
+    Raises:
+        SnapshotKept: One is pinned, or is the newest and not named in `even_newest`. None was
+            deleted.
+        SnapshotMissing: There is no snapshot of that id. None was deleted.
+        InvalidInput: No snapshot was named, or an id is none.
+
+    Example:
+        Delete one snapshot, and free its space a day later:
+        ```python
+        from flows import delete_snapshots, prune
+
+        delete_snapshots("mywork", ["20261119T230000Z-0a1b2c3d"])
+        prune("mywork", dry_run=False)
+        ```
     """
     ids = sorted({snapshot_id(text.strip()) for text in snapshots})
     if not ids:

@@ -53,6 +53,26 @@ def deploy(
             restore on a new machine all the same. Without them such a snapshot is refused.
         agreed_usd_h: What a new machine may come to by the hour, in USD, as a person has agreed.
             Empty: nobody was asked, and the limit of the block holds.
+
+    Returns:
+        The machine, the server's port, and in `seconds` how long each phase took. `forward` is
+        the SSH command that brings the port to this host.
+
+    Raises:
+        DeployFailed: A command failed, the server did not become ready, or it gave a wrong answer.
+        InvalidInput: The stack has no model, image or command for this strategy.
+        NoOffer: Nothing on sale fits the workspace.
+        BudgetExceeded: A budget cannot pay for an hour of the machine.
+        SnapshotDamaged: The stored environment is damaged; the next deploy makes a new one.
+
+    Example:
+        Start a stack on the cheapest machine:
+        ```python
+        from flows import deploy
+
+        report = deploy("mywork", "vllm")
+        print(report.from_rental_s, report.forward)
+        ```
     """
     with phase_named_in_errors("the deploy failed"):
         opened = open_workspace(workspace).accepting(accept_paths)

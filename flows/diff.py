@@ -17,6 +17,21 @@ def diff(workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST
         workspace: The Workspace block whose snapshots are compared, or its name.
         before: The earlier snapshot's id, or previous for the one right before the later.
         after: The later snapshot's id, or newest.
+
+    Returns:
+        A table with one row for each path that differs.
+
+    Raises:
+        SnapshotMissing: There is no such snapshot, or none before it.
+        WrongKey: A snapshot was sealed with another key than the store block has.
+
+    Example:
+        What the newest snapshot changed:
+        ```python
+        from flows import diff
+
+        print(diff("mywork").rows())
+        ```
     """
     found = list_differences(workspace, before, after)
     return Table.of(found.workspace, found.title(), found.changes)

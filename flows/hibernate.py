@@ -76,6 +76,34 @@ def hibernate(
             that is no program of the workspace runs on it, or nobody can say so, now and again
             right before it is destroyed. `reconcile` sets it for a machine that no run has told
             anybody of.
+
+    Returns:
+        The verified snapshot, what was stored, and in `destroyed` whether the machine was ended.
+        With `dry_run`, what would be stored, lost and saved. Of a workspace that sleeps already:
+        its newest snapshot, and nothing was to do.
+
+    Raises:
+        StillChanging: Files changed in every pass, and no pattern accepts that.
+        UnsavedWork: The machine holds work that is in no snapshot, such as files in a home.
+        MachineInUse: A job works there, a program began meanwhile, or the machine is not idle or
+            not unused and that was asked for.
+        WorkspaceInvalid: A directory of the workspace is missing, empty or unreadable.
+        HookFailed: The quiesce command ended with an error.
+        WorkspaceBusy: Another run holds this workspace on this machine.
+        MachineUnfit: `process` is `require`, and a program could not be frozen.
+        EndUnproven: The snapshot is verified, and the market has not proven that the machine ended.
+            After every other error torpor has not ended the machine.
+        InvalidInput: The workspace is on several machines and `machine` names none, or the machine
+            is your own and `destroy` is on.
+
+    Example:
+        Hibernate, and print what an hour saves:
+        ```python
+        from flows import hibernate
+
+        report = hibernate("mywork")
+        print(report.snapshot, report.new_bytes, report.saved_usd_h)
+        ```
     """
     began_s = boot_clock_s()
     opened = open_workspace(workspace).accepting_losses(accept_changed, accept_lost)

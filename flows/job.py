@@ -98,6 +98,26 @@ def job(
         job: The id of a job to continue, without a command. With one: the id that the new job gets,
             where a machine was rented for it; no other run begins a job of that id. Empty: begin a
             new one.
+
+    Returns:
+        The job's record in `job` (such as `job.state` and `job.newest`), its `cost`, and in
+        `lost_s` the seconds of work that lost machines took with them.
+
+    Raises:
+        JobFailed: The command failed, its limits were spent, or it was preempted too often. The
+            message names the snapshot with its work.
+        InvalidInput: There is no command, a Secret block is missing, or the workspace cannot be
+            used.
+        WorkspaceBusy: Another run drives the job.
+
+    Example:
+        Train on spot machines for at most 20 dollars:
+        ```python
+        from flows import job
+
+        report = job("mywork", ["python", "train.py", "--resume"], spot="allowed", max_usd=20)
+        print(report.job.state, report.cost, report.lost_s)
+        ```
     """
     opened = open_workspace(workspace)
     probe_store(opened)

@@ -28,6 +28,21 @@ def job_status(
         workspace: The Workspace block that the job works on, or its name.
         job: The id of the job, as `jobs` shows it.
         lines: How many lines of the log, 0 to 1000.
+
+    Returns:
+        In `answer`, the job's facts, which `rows()` has as a table; in `log`, its newest lines.
+
+    Raises:
+        InvalidInput: There is no such job.
+        MachineError: The log is on the machine and could not be read there.
+
+    Example:
+        The facts and the last 50 lines:
+        ```python
+        from flows import job_status
+
+        print(job_status("mywork", "3f2a9c81d04e", lines=50).rows())
+        ```
     """
     opened = open_workspace(workspace)
     record, queued = found_job(opened, workspace, job)

@@ -23,6 +23,18 @@ def jobs(
     Args:
         workspaces: The Workspace blocks whose jobs are listed. Empty: all of them.
         ended: How many ended jobs of each workspace to list, 0 to 200.
+
+    Returns:
+        The jobs in `open`, `queued` and `ended`. `unread` names workspaces whose jobs could not be
+        read, with the reason: this flow raises no error for them.
+
+    Example:
+        All jobs of this installation:
+        ```python
+        from flows import jobs
+
+        print(jobs().rows())
+        ```
     """
     names = workspaces or runner().workspaces()
     found, unread, usd = read_all_jobs(names, ended)

@@ -20,6 +20,22 @@ def pin(workspace: Workspace | str, snapshot: str, reason: str = "", remove: boo
         snapshot: The snapshot's id.
         reason: Why to keep it, for later readers. A pin needs one.
         remove: Remove the pin instead. Deletes no snapshot itself.
+
+    Returns:
+        A table with the snapshot and whether it is pinned now.
+
+    Raises:
+        SnapshotMissing: There is no snapshot of that id.
+        SnapshotKept: torpor itself pinned the snapshot; only its deletion by name ends that pin.
+        InvalidInput: The reason is missing or too long, or is given with `remove`.
+
+    Example:
+        Keep the weights of a paper:
+        ```python
+        from flows import pin
+
+        pin("mywork", "20261120T234913Z-1f0c9ab2", reason="the weights of the paper")
+        ```
     """
     if remove and reason.strip():
         raise InvalidInput(

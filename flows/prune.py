@@ -43,6 +43,24 @@ def prune(
             mostly dead packs can be freed. 0 leaves those packs alone.
         without_snapshots: Also prune a workspace that has no snapshot left, which frees all its
             packs.
+
+    Returns:
+        In `to_free` what this prune frees, in `waiting` what it has marked and may free later, and
+        in `freed` what is gone; `freed` is None after a dry run.
+
+    Raises:
+        SnapshotMissing: The workspace has no snapshot, or one is gone that nobody deleted.
+        ManifestInvalid: A snapshot cannot be read. Nothing was freed.
+        WrongKey: A snapshot was sealed with another key than the store block has.
+        InvalidInput: `grace_hours` is too short for snapshots that are being taken.
+
+    Example:
+        Free what was marked a day ago:
+        ```python
+        from flows import prune
+
+        print(prune("mywork", dry_run=False).rows())
+        ```
     """
     opened = open_stored(workspace)
     probe_store(opened)

@@ -55,6 +55,26 @@ def reconcile(
             their provider cannot prove it or no block is for it. The rentals are closed, and wake
             restores the newest snapshot. A machine that still runs costs money until you end it in
             the provider's console.
+
+    Returns:
+        In `findings`, each machine or disk at a provider, what it is and what it costs; in `ended`
+        and `closed`, what this run did.
+
+    Raises:
+        InvalidInput: An id is not in the table, or a provider did not answer. Nothing was closed.
+        UnsafeDestroy: A machine in `end` answers, is starting or was handed over. None was ended.
+        NotOurs: A machine in `end` or `left` is none that a killed run left.
+        MachineInUse: Somebody uses a machine in `left`, or nobody can say so.
+        WorkspaceBusy: A run or a job works on a machine in `left`.
+        EndUnproven: A machine was told to end, and its market has not proven that it has.
+
+    Example:
+        See every machine that costs money:
+        ```python
+        from flows import reconcile
+
+        print(reconcile("mywork").rows())
+        ```
     """
     opened = open_workspace(workspace)
     probe_store(opened)

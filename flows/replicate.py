@@ -56,6 +56,26 @@ def replicate(
         regions: The regions to rent in this time. Empty: those of the block.
         agreed_usd_h: What each machine may come to by the hour, in USD, as a person has agreed.
             Empty: nobody was asked, and the limit of the block holds.
+
+    Returns:
+        In `ready`, the machines to log in to, with `host`, `port` and `user`; in `failed`, the
+        others with their reasons.
+
+    Raises:
+        MachineError: No machine came up. Where some did, the report is returned and those stay.
+        NoOffer: Nothing on sale fits the workspace.
+        BudgetExceeded: A budget cannot pay for an hour of the machines.
+        SnapshotMissing: The workspace has no snapshot of that id.
+        InvalidInput: `count`, `spares` or `machines` do not fit together.
+
+    Example:
+        Start eight machines, and list their addresses:
+        ```python
+        from flows import replicate
+
+        for one in replicate("mywork", count=8, spares=2).ready:
+            print(one.user, one.host, one.port)
+        ```
     """
     request = FleetRequest(count, spares, machines, full_check)
     tracker = PartTracker(peers, request.total)

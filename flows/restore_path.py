@@ -49,6 +49,24 @@ def restore_path(
             what a machine wrote there.
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             restore from all the same. Without them such a snapshot is refused.
+
+    Returns:
+        In `restored_to`, where the file or directory is now, with its `files` and `bytes`.
+
+    Raises:
+        InvalidInput: The snapshot has no such path, or the target has that name already.
+        WorkspaceAsleep: `machine` is empty, and the workspace was hibernated.
+        SnapshotMissing: There is no snapshot of that id.
+        SnapshotDamaged: A restored byte differs from the snapshot, or the store lacks a pack.
+        DiskFull: The target has no room.
+
+    Example:
+        Bring one file to this host:
+        ```python
+        from flows import restore_path
+
+        print(restore_path("mywork", "notes/a.txt", "~/recovered", machine="here").restored_to)
+        ```
     """
     opened = open_stored(workspace).accepting(accept_paths)
     probe_store(opened)

@@ -22,6 +22,22 @@ def snapshots(workspace: Workspace | str, snapshot: str = "", find: str = "") ->
         snapshot: The id of a snapshot, or newest, to list its files. Empty: list the snapshots.
         find: A name such as *.safetensors, or the end of a path such as notes/*.txt, to list its
             versions in all snapshots, or in the one that `snapshot` names.
+
+    Returns:
+        A table: one row for each snapshot, file or version.
+
+    Raises:
+        SnapshotMissing: There is no snapshot of that id.
+        WrongKey: The snapshot was sealed with another key than the store block has.
+        InvalidInput: The pattern in `find` is empty.
+
+    Example:
+        Every version of the weights:
+        ```python
+        from flows import snapshots
+
+        print(snapshots("mywork", find="*.safetensors").rows())
+        ```
     """
     opened = open_stored(workspace)
     name = opened.spec.name

@@ -42,6 +42,22 @@ def spend(
         workspace: A Workspace block in whose store to look, or its name.
         months: How many months to show, with this one, 1 to 120.
         timezone: The time zone of months, such as Europe/Berlin.
+
+    Returns:
+        A pandas DataFrame with one row for each month, project, workspace, provider and GPU, and
+        with `low_usd`, `high_usd` and `unpriced_hours`.
+
+    Raises:
+        InvalidInput: The time zone is not known, or the workspace cannot be used.
+
+    Example:
+        Dollars by month and project:
+        ```python
+        from flows import spend
+
+        table = spend("mywork", months=6, timezone="Europe/Berlin")
+        print(table.groupby(["month", "project"]).high_usd.sum())
+        ```
     """
     zone = zone_named(timezone)
     opened = open_workspace(workspace)

@@ -46,6 +46,25 @@ def sync(
         full_check: Read and hash every file at the end, not only the written ones.
         accept_paths: Directories of the snapshot that are not among the workspace's paths, to
             change all the same. Without them such a snapshot is refused.
+
+    Returns:
+        What was `written`, `removed` and `kept`, and in `saved` the snapshot that `save_first`
+        took.
+
+    Raises:
+        UnsavedWork: Files on the machine are in no snapshot. Nothing was changed.
+        LacksWork: The newest snapshot lacks the work of another one. Name the one to sync to.
+        WorkspaceInvalid: A file that would change has the flag +i or +a, or a directory is missing.
+        WorkspaceAsleep: The workspace was hibernated: wake it instead.
+        WorkspaceBusy: Another run holds this workspace on this machine.
+
+    Example:
+        Bring your second machine up to date:
+        ```python
+        from flows import sync
+
+        print(sync("mywork", machine="ubuntu@203.0.113.8").written)
+        ```
     """
     opened = open_workspace(workspace).accepting(accept_paths)
     probe_store(opened)

@@ -69,6 +69,32 @@ def wake(
             but the budgets of the workspace.
         agreed_usd_h: What the machine may come to by the hour, in USD, as a person has agreed.
             Empty: nobody was asked, and the limit of the block holds.
+
+    Returns:
+        The machine with `host`, `port` and `user`, its price, and how the restored bytes were
+        checked. With `dry_run`, the offers that fit and those that were refused.
+
+    Raises:
+        WorkspaceAwake: The workspace is on a machine already.
+        NoOffer: Nothing on sale fits the workspace, or nothing below the price limit.
+        BudgetExceeded: A budget, or `max_usd`, cannot pay for an hour of the machine.
+        CreateFailed: No market rented a machine that could be reached; what was rented is ended.
+        SnapshotMissing: The workspace has no snapshot, or none of that id.
+        SnapshotDamaged: A restored byte differs from the snapshot, or the store lacks a pack.
+        OtherPaths: The snapshot names directories that the workspace does not have.
+        WrongKey: The snapshot was sealed with another key than the store block has.
+        DiskFull: The machine has no room for the snapshot.
+        MachineUnfit: The machine's disk cannot hold a file, or `process` is `require` and the
+            machine can freeze no programs.
+
+    Example:
+        Wake, and log in:
+        ```python
+        from flows import wake
+
+        report = wake("mywork")
+        print(f"ssh -p {report.port} {report.user}@{report.host}", report.price_usd_h)
+        ```
     """
     change = WantChange(gpu=gpu.strip(), regions=regions, agreed_usd_h=agreed_usd_h)
     if machine and (change != WantChange() or job):

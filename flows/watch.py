@@ -35,6 +35,7 @@ from flows.procedures.watch.rows import (
     newest_snapshots,
     not_there,
 )
+from tasks.fleet import look_at_fleet
 from tasks.flow import flow
 from tasks.overview import look_once_more, with_closed
 from tasks.run_table import shown
@@ -94,6 +95,23 @@ def watch(
         backup_hours: The highest age of the newest verified snapshot, in hours, of a workspace that
             has had a rented machine for that long. Older is an alert. 26 suits a daily backup. 0:
             do not check.
+
+    Returns:
+        In `watched`, each machine with its verdict, its cost and the next step; in `alerts`, what a
+        person must hear of.
+
+    Raises:
+        NotDelivered: A notification block did not accept an alert.
+        TorporError: What stopped the look at one workspace, store or budget. The other workspaces
+            were looked at all the same.
+
+    Example:
+        A dry run, which changes nothing:
+        ```python
+        from flows import watch
+
+        print(watch().rows())
+        ```
     """
     asked = _open(workspaces)
     faults: list[Exception] = []
@@ -143,7 +161,9 @@ def watch(
         page = front_page(every, alarms.alerts, jobs, report.at_unix, sure=all_seen)
         runner().front_page(page)
     if metrics:
-        write_metrics(report, people_hear_of(alarms, delivered, report.at_unix), metrics)
+        hear_of = people_hear_of(alarms, delivered, report.at_unix)
+        fleet = look_at_fleet(asked.blocks, look.costs, metrics)
+        write_metrics(report, hear_of, fleet, metrics)
     if faults:
         worst = next((f for f in faults if not isinstance(f, NotDelivered)), faults[-1])
         raise shown(report, worst)

@@ -18,7 +18,7 @@ from tasks.machines import renting
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_all
-from torpor.control.money.costs import costs, dollars
+from torpor.control.money.costs import dollars, spent_since
 from torpor.control.money.months import Month, microseconds
 from torpor.control.overview import Overview, Overviews
 from torpor.control.rental.records import Rental
@@ -173,6 +173,8 @@ def _look_at(
             newest=newest,
             newest_age_s=None if newest is None else now_unix - made_at(newest).timestamp(),
             asleep_usd_day=None if price is None or stored is None else price.usd_day(stored),
+            stored_bytes=stored,
+            new_bytes=receipt.new_bytes if receipt else None,
             jobs=len(jobs),
             machines=[f"{one.machine} at {one.provider}, a node of a job" for one in nodes],
             usd_h=sum(one.price_usd_h for one in nodes),
@@ -241,10 +243,8 @@ def _rentals(
 
 
 def _month_usd(rentals: tuple[list[Rental], list[Rental]], now_unix: float) -> float:
-    month = Month.of(microseconds(now_unix), _UTC)
-    every = chain(*rentals)
-    found = [cost.high for cost in costs(every, now_unix, _UTC) if cost.month == month]
-    return float(dollars(sum(found)))
+    begin_us = Month.of(microseconds(now_unix), _UTC).begin_us(_UTC)
+    return float(dollars(sum(spent_since(one, begin_us, now_unix) for one in chain(*rentals))))
 
 
 def _is_ending(machine: Machine, rental: Rental | None) -> bool:

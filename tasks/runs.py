@@ -13,7 +13,9 @@ TAG: Final = "torpor"
 """Of every deployment of torpor's."""
 FLOW_POOL: Final = "torpor"
 JOB_POOL: Final = "torpor-jobs"
-CONTINUING: Final = "critical"
+JOB_QUEUES: Final = ("critical", "high", "normal", "low")
+"""Of that pool; the first goes first."""
+CONTINUING: Final = JOB_QUEUES[0]
 """The queue of runs that continue a job: its machine costs money while nobody drives it, so no job
 that has not begun goes first."""
 

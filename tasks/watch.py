@@ -30,6 +30,7 @@ from torpor.control.idleness import (
     judge_idleness,
     sampler_fault,
 )
+from torpor.control.machine_use import MachineUse, machine_use
 from torpor.control.money.budgets import OpenBudget
 from torpor.control.providers.provider import Deadlines
 from torpor.control.reconciliation import Finding
@@ -227,11 +228,13 @@ def renew_deadline(opened: OpenWorkspace, machine: Machine) -> None:
 
 class MachineLook(NamedTuple):
     """``saves``: what the machine says of its own saves. ``idle_unix``: when it will have been idle
-    for long enough if nobody uses it any more; None where nobody can say."""
+    for long enough if nobody uses it any more; None where nobody can say. ``use``: what it does
+    now, for metrics; None where it did not answer."""
 
     verdict: Verdict
     saves: AutosaveSummary = NO_SAVES
     idle_unix: float | None = None
+    use: MachineUse | None = None
 
 
 @step("look at machine", run_name="look at {machine.id}", retries=ONCE)
@@ -255,6 +258,7 @@ def look_at(
                     of.verdict,
                     renew_autosave(saves, session, machine) if saves else NO_SAVES,
                     None if of.idle_in_s is None else time.time() + of.idle_in_s,
+                    machine_use(activity, rental.gpu, rental.gpu_count),
                 )
             finally:
                 over.cancel()

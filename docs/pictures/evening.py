@@ -1,10 +1,12 @@
-"""Record a first evening with torpor: type README's commands into a terminal, keep what it shows.
+"""Record sessions with torpor: type commands into a terminal, keep what it shows.
 
-    python3 evening.py WHEEL [RECORDING]    # as a user with uv, on a host where torpor never was
+    python3 evening.py WHEEL [RECORDING [SESSION]]    # on a host where torpor never was
 
-It needs Python alone. It prints a table: seconds of each command, its exit code, the longest time
-without a new word on the screen, and the lines that 80 columns fold. It ends with status 1 where a
-command fails. RECORDING gets what the screen showed, for `draw.py`. What is made stays in the home,
+SESSION is `evening`, README's commands and the default, or `upkeep`, those of the guide. WHEEL is
+installed with uv; `-` takes the torpor that is on the PATH. It needs Python alone. It prints a
+table: seconds of each command, its exit code, the longest time without a new word on the screen,
+and the lines that 80 columns fold. It ends with status 1 where a command fails. RECORDING gets what
+the screen showed, for `draw.py` and for the pages, which quote it. What is made stays in the home,
 but for the local machines, which `torpor down --machines` ends.
 """
 
@@ -63,6 +65,47 @@ EVENING: Final[Sequence[Step]] = [
     ("torpor status", []),
     ("torpor down --machines", [YES]),
 ]
+
+PRICED: Final = (
+    '"$(head -1 "$(command -v torpor)" | cut -c3-)" -c \'from blocks import LocalProvider; '
+    'LocalProvider(price_usd_h=0.36).save("default", overwrite=True)\''
+)
+"""Machines on this host pretend to cost money, so that the session shows what things cost."""
+
+UPKEEP: Final[Sequence[Step]] = [
+    ("torpor up", [(r"\[report\]: $", "hibernate")]),
+    ("torpor init mywork", ANSWERS),
+    (PRICED, []),
+    ("torpor offers mywork", []),
+    ("torpor create mywork --sleep-after 30m", [YES]),
+    ("torpor ssh --setup", []),
+    ("ssh mywork", WORK),
+    ("torpor status", []),
+    ("torpor backup mywork", []),
+    ("ssh mywork 'cd workspace && seq 4 > notes.txt && rm sums'", []),
+    ("torpor backup mywork --keep-daily 7 --keep-weekly 5", []),
+    ("torpor snapshots mywork", []),
+    ("torpor snapshots mywork newest", []),
+    ("torpor restore mywork notes.txt ~/recovered", []),
+    ("torpor verify mywork all", []),
+    ("ssh mywork 'echo \"print(1)\" > ~/train.py'", []),
+    ("torpor hibernate mywork --dry-run", []),
+    ("torpor top --once", []),
+    ("torpor reconcile mywork", []),
+    ("torpor spend mywork", []),
+    ("ssh mywork 'rm ~/train.py'", []),
+    ("torpor edit mywork 'programs=python3 -m http.server 8123' process=try", []),
+    ("torpor hibernate mywork --dry-run", []),
+    ("torpor hibernate mywork", []),
+    ("torpor wake mywork", [YES]),
+    (f"torpor job run mywork --max-usd 5 -- {COUNT}", [YES]),
+    ("torpor wake mywork --count 2", [YES]),
+    ("torpor status", []),
+    ("torpor prune mywork", []),
+    ("torpor spend mywork", []),
+    ("torpor down --machines", [YES]),
+]
+SESSIONS: Final = {"evening": EVENING, "upkeep": UPKEEP}
 
 
 class Terminal:
@@ -133,11 +176,13 @@ def _cleared(text: str) -> str:
 
 
 def main() -> int:
-    wheel, *recording = sys.argv[1:]
+    wheel, *recording = sys.argv[1:3]
+    session = SESSIONS[sys.argv[3] if len(sys.argv) > 3 else "evening"]
     kept: list[tuple[str, list[tuple[float, str]]]] = []
     failed, job = 0, ""
     print(f"{'seconds':>7}  {'exit':>4}  {'silent':>6}  {'folded':>6}  command", flush=True)
-    steps = [(f"uv tool install {shlex.quote(wheel)}", []), *EVENING]
+    install = [] if wheel == "-" else [(f"uv tool install {shlex.quote(wheel)}", [])]
+    steps: list[Step] = [*install, *session]
     terminal = Terminal()
     for command, answers in steps:
         command = command.replace("{job}", job)

@@ -114,7 +114,27 @@ class SearchResult(msgspec.Struct, frozen=True):
 
 
 def list_machines(workspace: Workspace | str) -> list[Machine]:
-    """The workspace's live machines at all providers that it or an open rental names."""
+    """List the workspace's live machines at all providers that it or an open rental names.
+
+    Args:
+        workspace: The Workspace block, or its name.
+
+    Returns:
+        Each machine with `id`, `provider`, `price_usd_h`, `state`, and `endpoint` with host, port
+        and user.
+
+    Raises:
+        InvalidInput: There is no such Workspace block.
+
+    Example:
+        The machines of a workspace:
+        ```python
+        from flows import list_machines
+
+        for one in list_machines("mywork"):
+            print(one.id, one.provider, one.price_usd_h)
+        ```
+    """
     return [machine for machine, _ in machines_of(open_workspace(workspace)).machines]
 
 
@@ -155,13 +175,53 @@ def list_offers(
 
 
 def list_snapshots(workspace: Workspace | str) -> list[StoredSnapshot]:
-    """The workspace's snapshots, newest first."""
+    """List the workspace's snapshots, newest first.
+
+    Args:
+        workspace: The Workspace block, or its name; home--NAME for what was stored of a home beside
+            it.
+
+    Returns:
+        Each snapshot with its id in `snapshot`, `root` (a hash of its contents),
+        `manifest_bytes` and `modified_unix` (seconds).
+
+    Raises:
+        InvalidInput: There is no such Workspace block.
+
+    Example:
+        The id of the newest snapshot:
+        ```python
+        from flows import list_snapshots
+
+        print(list_snapshots("mywork")[0].snapshot)
+        ```
+    """
     opened = open_stored(workspace)
     return manifests.list_snapshots(opened.store, opened.spec.name)
 
 
 def list_kept(workspace: Workspace | str) -> list[KeptSnapshot]:
-    """The workspace's snapshots with their times and pins, newest first; damaged ones too."""
+    """List the workspace's snapshots with times, sizes and pins, newest first; damaged ones too.
+
+    Args:
+        workspace: The Workspace block, or its name; home--NAME for what was stored of a home beside
+            it.
+
+    Returns:
+        Each snapshot with `made_unix` (seconds), `verified`, `files`, `bytes`, `new_bytes`, and in
+        `pinned` the reason of its pin, or nothing.
+
+    Raises:
+        InvalidInput: There is no such Workspace block.
+
+    Example:
+        The snapshots as a pandas table:
+        ```python
+        from flows import frame, list_kept
+
+        print(frame(list_kept("mywork")))
+        ```
+    """
     opened = open_stored(workspace)
     why = pinned(opened.store, opened.spec.name)
     known = Catalog(opened.store, opened.spec.name).receipts()
@@ -188,7 +248,29 @@ def list_kept(workspace: Workspace | str) -> list[KeptSnapshot]:
 
 
 def list_entries(workspace: Workspace | str, snapshot: str = NEWEST) -> list[ListedEntry]:
-    """Every file, directory and link of a snapshot."""
+    """List every file, directory and link of a snapshot.
+
+    Args:
+        workspace: The Workspace block, or its name; home--NAME for what was stored of a home beside
+            it.
+        snapshot: The snapshot's id, or newest.
+
+    Returns:
+        Each entry with `path`, `kind`, `bytes`, `mode` (octal), `uid`, `gid`, `mtime_ns`, and
+        `target` of a link.
+
+    Raises:
+        SnapshotMissing: There is no such snapshot.
+        WrongKey: The snapshot was sealed with another key than the store block has.
+
+    Example:
+        Bytes by kind of entry:
+        ```python
+        from flows import frame, list_entries
+
+        print(frame(list_entries("mywork")).groupby("kind").bytes.sum())
+        ```
+    """
     opened = open_stored(workspace)
     return list(differences.listed(read_snapshot(opened, snapshot)))
 
@@ -196,8 +278,28 @@ def list_entries(workspace: Workspace | str, snapshot: str = NEWEST) -> list[Lis
 def list_differences(
     workspace: Workspace | str, before: str = PREVIOUS, after: str = NEWEST
 ) -> SnapshotDiff:
-    """The differences of ``after`` from ``before``; previous is the snapshot right before
-    ``after``.
+    """List the differences between two snapshots of a workspace.
+
+    Args:
+        workspace: The Workspace block, or its name; home--NAME for what was stored of a home beside
+            it.
+        before: The earlier snapshot's id, or previous for the one right before the later.
+        after: The later snapshot's id, or newest.
+
+    Returns:
+        In `changes`, each path that was added, removed or changed, or whose metadata was.
+
+    Raises:
+        SnapshotMissing: There is no such snapshot, or none before it.
+        WrongKey: A snapshot was sealed with another key than the store block has.
+
+    Example:
+        What the newest snapshot changed:
+        ```python
+        from flows import frame, list_differences
+
+        print(frame(list_differences("mywork").changes))
+        ```
     """
     opened = open_stored(workspace)
     later = read_snapshot(opened, after)
@@ -206,11 +308,29 @@ def list_differences(
 
 
 def list_versions(workspace: Workspace | str, pattern: str, snapshot: str = "") -> SearchResult:
-    """Every name that fits a glob in any snapshot of the workspace, with its versions; or in the
-    one that ``snapshot`` names.
+    """Find files by their names in all snapshots of a workspace, or in one, with their versions.
 
-    ``*.bin`` fits last names, ``notes/*.txt`` whole paths or their ends. Manifests are read one by
-    one. The search of all skips and names those that cannot be read.
+    Args:
+        workspace: The Workspace block, or its name; home--NAME for what was stored of a home beside
+            it.
+        pattern: *.bin fits last names, notes/*.txt whole paths or their ends.
+        snapshot: The id of the one snapshot to look in, or newest. Empty: all of them.
+
+    Returns:
+        In `versions`, each version of each file that fits; in `unread`, the snapshots that could
+        not be read, with the reason.
+
+    Raises:
+        InvalidInput: The pattern is empty.
+        SnapshotMissing: There is no such snapshot.
+
+    Example:
+        Every version of the weights:
+        ```python
+        from flows import frame, list_versions
+
+        print(frame(list_versions("mywork", "*.safetensors").versions))
+        ```
     """
     opened = open_stored(workspace)
     unread: list[str] = []

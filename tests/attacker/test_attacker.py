@@ -9,6 +9,7 @@ from tests.attacker.__main__ import carry_out
 SEEDS = {"plain": 2, "sealed": 1}
 
 
+@pytest.mark.rule("H17")
 @pytest.mark.parametrize("kind", SEEDS)
 def test_who_holds_the_buckets_key_alone_runs_ends_and_reads_nothing(kind: str) -> None:
     seed = SEEDS[kind]

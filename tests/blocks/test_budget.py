@@ -62,6 +62,7 @@ def test_saved_budgets_open_with_the_records_of_what_they_count() -> None:
     assert project.ledgers() is project.ledgers()
 
 
+@pytest.mark.rule(15)
 @pytest.mark.usefixtures("saved")
 def test_a_budget_of_a_workspace_that_is_not_there_is_not_saved() -> None:
     words = r"budget bad: there is no block workspace/typo.* was not saved"
@@ -70,6 +71,7 @@ def test_a_budget_of_a_workspace_that_is_not_there_is_not_saved() -> None:
     assert "bad" not in [budget.budget.name for budget in open_all_budgets()]
 
 
+@pytest.mark.rule(15)
 @pytest.mark.usefixtures("saved")
 def test_a_budget_of_a_workspace_that_was_deleted_stands_in_the_way_of_what_it_may_cover() -> None:
     """And of nothing else: what others have spent is known."""

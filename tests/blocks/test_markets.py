@@ -29,6 +29,7 @@ def test_an_account_is_named_as_reconcile_names_it() -> None:
         blocks.VastProvider(api_key=SecretStr("one"), account="me@example.com")
 
 
+@pytest.mark.rule(5)
 def test_a_name_that_another_block_has_or_is_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_form_says_what_is_wrong(changes: dict[str, Any], words: str) -> None:
         _stack(**changes)
 
 
+@pytest.mark.rule(9)
 def test_a_secret_is_named_and_never_in_a_stack_or_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_secret_is_named_and_never_in_a_stack_or_an_error(
         block.value()
 
 
+@pytest.mark.rule(9)
 @pytest.mark.parametrize("value", ["hf_AbCdEf\n", "hf_AbCdEf\r\nHost: x", "hf_AbCdEfü"])
 def test_what_cannot_be_a_bearer_token_is_refused_unseen(
     monkeypatch: pytest.MonkeyPatch, value: str
@@ -99,11 +101,13 @@ def test_what_cannot_be_a_bearer_token_is_refused_unseen(
     assert "AbCdEf" not in "".join(traceback.format_exception(refused.value))
 
 
+@pytest.mark.rule(17)
 def test_no_workspace_has_the_name_of_an_environment() -> None:
     with pytest.raises(ValidationError, match="reserved"):
         Workspace(name=f"{BASE}{'0' * 32}")
 
 
+@pytest.mark.rule(17)
 def test_names_are_filled_into_single_items() -> None:
     stack = _stack(
         environment=["~/env"],
@@ -146,6 +150,7 @@ def test_the_key_of_an_environment_is_all_that_it_depends_on() -> None:
     assert base_name(moved, FACTS, HERE) == base_name(moved, elsewhere, HERE)
 
 
+@pytest.mark.rule(17)
 def test_an_environment_is_of_one_account_or_of_those_that_are_trusted_alike(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -184,6 +189,7 @@ def test_strategies_say_what_they_need() -> None:
     assert images == ["i", "i", "o", ""]
 
 
+@pytest.mark.rule(7)
 @pytest.mark.parametrize(("environment", "workspace"), [("/r/w", "/r/w"), ("/r/w/e", "/r/w"),
                                                         ("/r/w/e", "/r//w/"), ("/r//w/e", "/r/w"),
                                                         ("/r/./w", "/r/w/"),

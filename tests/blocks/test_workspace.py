@@ -83,6 +83,7 @@ def workspace(**fields: Any) -> Workspace:
     return Workspace(**{"name": "ws", "store": "ws", "provider": "ws", "identity": "ws", **fields})
 
 
+@pytest.mark.rule(7)
 def test_one_directory_has_one_path() -> None:
     typed = ["~//code/", "/data/./big//", "~/code", "/", "~/"]
     block = Workspace(name="demo", paths=typed)
@@ -249,6 +250,7 @@ def test_a_gpu_that_is_not_understood_is_refused_and_a_block_that_has_it_still_o
     Workspace.delete("wishes")
 
 
+@pytest.mark.rule(10)
 @pytest.mark.usefixtures("saved")
 def test_providers_of_one_shape_load_as_their_own_types() -> None:
     kinds: tuple[type[Block], ...] = (LocalProvider, Lookalike)
@@ -332,6 +334,7 @@ def test_a_tuning_that_cannot_be_is_refused(fields: dict[str, Any], says: str) -
         Tuning(**fields)
 
 
+@pytest.mark.rule(9)
 @pytest.mark.usefixtures("saved")
 def test_a_flow_takes_the_block_or_its_name_and_stores_no_secret(prefect_server: Server) -> None:
     seen = []

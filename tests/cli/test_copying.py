@@ -272,6 +272,7 @@ def test_push_stores_what_is_there_before_it_replaces_or_deletes_any_of_it(
     assert names_in(there) == {"here/a", "here/mine"}
 
 
+@pytest.mark.rule(23)
 @pytest.mark.parametrize("wish", [{}, {"delete": True}, {"overwrite": True}])
 def test_push_changes_no_files_under_a_job(
     here: Path, there: Path, kept: Kept, wish: dict[str, bool]
@@ -299,6 +300,7 @@ def test_a_job_on_another_machine_keeps_no_push_from_this_one(
         push("mywork", machine="m-2")
 
 
+@pytest.mark.rule(23)
 def test_cp_replaces_no_file_under_a_job_and_brings_new_ones(
     here: Path, there: Path, kept: Kept, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -316,6 +318,7 @@ def test_cp_replaces_no_file_under_a_job_and_brings_new_ones(
     assert (there / "data" / "a").read_text() == "text"
 
 
+@pytest.mark.rule(23)
 @pytest.mark.parametrize(("driven", "code"), [(True, 3), (False, 0)])
 def test_cp_replaces_files_while_a_job_only_waits_for_its_run(
     here: Path, there: Path, kept: Kept, driven: bool, code: int
@@ -329,6 +332,7 @@ def test_cp_replaces_files_while_a_job_only_waits_for_its_run(
         push("mywork")
 
 
+@pytest.mark.rule(23)
 @pytest.mark.parametrize("wish", ["delete", "overwrite"])
 def test_push_changes_nothing_where_a_job_has_begun_while_the_snapshot_was_taken(
     here: Path, there: Path, kept: Kept, wish: str
@@ -343,6 +347,7 @@ def test_push_changes_nothing_where_a_job_has_begun_while_the_snapshot_was_taken
     assert (there / "here" / "mine").exists()
 
 
+@pytest.mark.rule(23)
 @pytest.mark.parametrize("wish", ["delete", "overwrite"])
 def test_push_changes_nothing_where_the_folder_has_become_another_one_meanwhile(
     here: Path, there: Path, kept: Kept, wish: str
@@ -361,6 +366,7 @@ def test_push_changes_nothing_where_the_folder_has_become_another_one_meanwhile(
     assert (there / "other" / "a").read_text() == "there, too"
 
 
+@pytest.mark.rule(23)
 def test_push_delete_leaves_what_changed_while_the_snapshot_read_it(
     here: Path, there: Path, kept: Kept, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -379,6 +385,7 @@ def test_push_delete_leaves_what_changed_while_the_snapshot_read_it(
     assert "has another version of it: log, same" in capsys.readouterr().err
 
 
+@pytest.mark.rule(23)
 def test_push_delete_leaves_what_the_snapshot_before_it_lacks_and_names_it(
     here: Path, there: Path, kept: Kept, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -417,6 +424,7 @@ def test_push_delete_leaves_what_the_snapshot_before_it_lacks_and_names_it(
     assert "is new: cache, new\n" in said
 
 
+@pytest.mark.rule(23)
 def test_push_overwrite_leaves_newer_files_that_the_snapshot_before_it_lacks(
     here: Path, there: Path, kept: Kept, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -434,6 +442,7 @@ def test_push_overwrite_leaves_newer_files_that_the_snapshot_before_it_lacks(
     assert "late (somebody has changed it meanwhile)" in said
 
 
+@pytest.mark.rule(23)
 def test_delete_is_refused_where_no_snapshot_has_what_it_deletes(
     here: Path, tmp_path: Path, kept: Kept
 ) -> None:
@@ -525,6 +534,7 @@ def test_a_host_without_git_is_told_of_the_file_that_needs_it(
         look_at(here)
 
 
+@pytest.mark.rule(23)
 def test_pull_takes_no_repository_of_a_machine_nor_what_is_ignored_here(
     here: Path, there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -772,6 +782,7 @@ def test_nothing_of_a_machine_can_be_written_by_everybody_here(here: Path, there
         assert path.stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.rule(23)
 def test_cp_brings_no_repository_that_was_not_named_and_says_so(
     here: Path, there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -792,6 +803,7 @@ BARE = ("HEAD", "config", "objects/x", "refs/x")
 """Of a directory that git takes for a repository."""
 
 
+@pytest.mark.rule(23)
 @pytest.mark.parametrize("head", ["HEAD", "head", "H\u200cEAD", "HEAD. "])
 def test_a_copy_from_a_machine_makes_no_directory_here_that_git_takes_for_a_repository(
     here: Path, there: Path, capsys: pytest.CaptureFixture[str], head: str
@@ -805,6 +817,7 @@ def test_a_copy_from_a_machine_makes_no_directory_here_that_git_takes_for_a_repo
     assert f"left out: mine/ckpt/{head}. What a machine" in capsys.readouterr().err
 
 
+@pytest.mark.rule(23)
 def test_pull_brings_no_head_and_writes_into_no_directory_that_has_one(
     here: Path, there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -822,6 +835,7 @@ def test_pull_brings_no_head_and_writes_into_no_directory_that_has_one(
     assert (here / "ckpt" / "HEAD").read_text() == "text", "as it was named"
 
 
+@pytest.mark.rule(23)
 def test_a_git_directory_of_any_name_is_neither_sent_nor_written_nor_deleted(
     here: Path, there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

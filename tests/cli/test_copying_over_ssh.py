@@ -53,6 +53,7 @@ def test_a_folder_goes_to_a_machine_and_comes_back(awake: Path, tmp_path: Path) 
     assert awake.is_dir()
 
 
+@pytest.mark.rule(23)
 def test_no_ssh_of_the_folder_runs_where_path_has_a_relative_directory(
     awake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def names_of(folder: Path) -> tuple[set[str], set[str]]:
     return sent, found
 
 
+@pytest.mark.rule(23)
 @pytest.mark.parametrize("where", [".", "nested", "nested/deeper"])
 def test_no_program_that_a_repository_names_runs(folder: Path, tmp_path: Path, where: str) -> None:
     ran = tmp_path / "ran"
@@ -131,6 +132,7 @@ def submodule(folder: Path) -> None:
     (folder / "b.log").write_text("text")
 
 
+@pytest.mark.rule(23)
 @pytest.mark.parametrize(
     "make",
     [repository, split_index, sparse_index, without_gitignore, sha_256, work_tree, submodule],
@@ -168,6 +170,7 @@ def test_what_the_user_and_the_repository_ignore_beside_gitignore_stays_ignored(
     assert names_of(folder / "sub") == ({"kept.there"}, hidden)
 
 
+@pytest.mark.rule(23)
 def test_a_gitignore_that_is_neither_checked_out_nor_fetched_is_no_empty_one(folder: Path) -> None:
     without_gitignore(folder)
     for one in (folder / ".git" / "objects").glob("??/*"):
@@ -178,6 +181,7 @@ def test_a_gitignore_that_is_neither_checked_out_nor_fetched_is_no_empty_one(fol
         ignored(folder, ["b.log"], set())
 
 
+@pytest.mark.rule(23)
 @pytest.mark.parametrize("kind", ["gitdir", "onbranch"])
 def test_files_that_git_includes_for_a_repository_say_what_is_ignored(
     folder: Path, home: Path, kind: str
@@ -219,6 +223,7 @@ def test_a_repository_is_read_whatever_hash_git_gives_new_ones(
     assert found == {"b.log", "other/b.log"}
 
 
+@pytest.mark.rule(23)
 def test_no_git_of_the_folder_runs_where_path_has_a_relative_directory(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +236,7 @@ def test_no_git_of_the_folder_runs_where_path_has_a_relative_directory(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.rule(23)
 def test_the_users_own_monitor_of_files_does_not_run(
     folder: Path, home: Path, tmp_path: Path
 ) -> None:
@@ -245,6 +251,7 @@ def test_the_users_own_monitor_of_files_does_not_run(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.rule(23)
 @pytest.mark.parametrize("pipe", [".git/HEAD", ".git/commondir", ".git/config", ".gitignore"])
 def test_a_pipe_in_the_place_of_a_file_of_git_is_not_waited_for_for_ever(
     folder: Path, monkeypatch: pytest.MonkeyPatch, pipe: str

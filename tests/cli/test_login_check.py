@@ -29,6 +29,8 @@ from torpor.shared.values import (
 from torpor_cli import logins
 from torpor_cli.login_check import MET
 
+pytestmark = pytest.mark.rule(8)
+
 LOOKED_ANEW = 7
 NAME = WorkspaceName("mywork")
 SERVER = "http://127.0.0.1:4299/api"

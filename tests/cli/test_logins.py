@@ -45,6 +45,7 @@ def test_an_address_that_openssh_would_misread_is_refused(
         logins.machine_of("mywork")
 
 
+@pytest.mark.rule("H14")
 def test_ssh_goes_through_the_jump_host_of_a_machine(
     monkeypatch: pytest.MonkeyPatch, state: Path, sshd: Sshd, jump: Sshd
 ) -> None:

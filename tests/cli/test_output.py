@@ -34,6 +34,7 @@ class _Report(msgspec.Struct):
         return [{"log": self.words}]
 
 
+@pytest.mark.rule("H13")
 @pytest.mark.parametrize(
     "report", [_Report(), [{"log": SAID}], {"log": SAID}, pd.DataFrame({"log": [SAID]})]
 )

@@ -16,6 +16,7 @@ from torpor_cli import copying
 from torpor_cli.copying import Side, begin_argv, push
 
 
+@pytest.mark.rule(23)
 def test_what_exclude_names_stays_and_the_rest_goes(
     world: World,
     tmp_path: Path,

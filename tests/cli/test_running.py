@@ -545,6 +545,7 @@ def test_no_command_runs_with_files_that_are_newer_on_the_machine_unless_a_perso
     assert "Run the command with the version on the machine of these?" in said
 
 
+@pytest.mark.rule(5)
 def test_a_machine_that_was_awake_before_stays_where_a_run_refuses(
     here: Here, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -667,6 +668,7 @@ def test_variables_that_name_no_secret_are_taken(here: Here) -> None:
     assert here.given["job"]["env"] == given
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize("moment", ["send", "store"])
 def test_ctrl_c_names_the_machine_that_is_left_awake_with_its_price(
     here: Here, capsys: pytest.CaptureFixture[str], moment: str
@@ -681,6 +683,7 @@ def test_ctrl_c_names_the_machine_that_is_left_awake_with_its_price(
     assert here.name in here.saved
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize("moment", ["send", "store"])
 def test_what_a_run_has_rented_sleeps_again_where_it_fails_before_its_job(
     here: Here, capsys: pytest.CaptureFixture[str], moment: str

@@ -10,6 +10,7 @@ from torpor_cli import snapshots
 from torpor_cli.app import app
 
 
+@pytest.mark.rule(23)
 @pytest.mark.parametrize(
     ("words", "leaves_git"),
     [

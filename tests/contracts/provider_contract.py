@@ -95,6 +95,7 @@ class ProviderContract:
             wanted = msgspec.structs.replace(want, **change)
             assert all(misfit(offer, wanted) for offer in provider.offers(wanted)), change
 
+    @pytest.mark.rule(5)
     def test_the_same_label_is_the_same_machine(self, provider: Provider, ordered: Ordered) -> None:
         label = _label()
         first = provider.create(ordered(label))
@@ -104,6 +105,7 @@ class ProviderContract:
         assert first.id != other.id, "an order of another label is another machine"
         assert {m.id for m in provider.list_own()} == {first.id, other.id}, "list_own() has each"
 
+    @pytest.mark.rule(5)
     def test_creates_at_once_with_one_label_make_one_machine(
         self, provider: Provider, ordered: Ordered
     ) -> None:
@@ -169,6 +171,7 @@ class ProviderContract:
         until(shows_it, "the machine shows the key that was ordered")
         until(refuses, "a wrong key is refused")
 
+    @pytest.mark.rule(2)
     def test_hands_off_a_machine_without_our_label(
         self, provider: Provider, unlabelled: MachineId
     ) -> None:
@@ -184,6 +187,7 @@ class ProviderContract:
             provider.destroy(claimed, never_handed_over(claimed, label))
         assert provider.find(unlabelled) == live
 
+    @pytest.mark.rule(1)
     def test_destroy_wants_a_warrant_for_this_very_machine(
         self, provider: Provider, other_provider: Provider, ordered: Ordered
     ) -> None:
@@ -206,6 +210,7 @@ class ProviderContract:
             other_provider.destroy(machine, _warrant(machine))
         assert provider.find(machine.id) == machine, "a refused destroy() changes nothing"
 
+    @pytest.mark.rule(1)
     def test_a_forged_warrant_destroys_nothing(self, provider: Provider, ordered: Ordered) -> None:
         class Yes(Warrant):
             def __init__(self) -> None:
@@ -236,6 +241,7 @@ class ProviderContract:
             provider.destroy(machine, _warrant(machine))
             assert {m.id for m in provider.list_own()} == {kept.id, successor.id}
 
+    @pytest.mark.rule(5)
     def test_a_create_killed_at_any_step_is_completed_by_the_next(
         self, provider: Provider, ordered: Ordered, killed_create: KilledCreate
     ) -> None:

@@ -123,6 +123,7 @@ class StoreContract:
 
     # Versions
 
+    @pytest.mark.rule(18)
     def test_only_the_version_that_was_read_is_replaced(self, store: ObjectStore) -> None:
         store.put(KEY, b"first")
         body, version = store.read(KEY, max_bytes=100)
@@ -137,6 +138,7 @@ class StoreContract:
             store.put(KEY, b"third", if_version=version)
         assert store.head(KEY) is None
 
+    @pytest.mark.rule(18)
     def test_one_of_racing_replacers_wins_where_the_store_can_tell(
         self, store: ObjectStore
     ) -> None:
@@ -259,6 +261,7 @@ class StoreContract:
         with pytest.raises(StoreCorrupt, match="packs/one"):
             transfer.put(grant, [b"these"], md5_of(b"those"))
 
+    @pytest.mark.rule("H2")
     def test_a_grant_to_write_replaces_nothing_where_the_store_honours_that(
         self, store: ObjectStore, transfer: Transfer
     ) -> None:

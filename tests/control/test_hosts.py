@@ -37,6 +37,7 @@ def test_the_jump_host_of_a_machine_is_kept_with_its_pin(store: MemoryStore) -> 
     assert hosts.pinned(HOST) == msgspec.structs.replace(behind, host_key=KEY)
 
 
+@pytest.mark.rule(8)
 def test_another_host_key_is_never_pinned_over_the_first(store: MemoryStore) -> None:
     hosts = KnownHosts(store, DEMO)
     hosts.pin(HOST, KEY)
@@ -47,6 +48,7 @@ def test_another_host_key_is_never_pinned_over_the_first(store: MemoryStore) -> 
     assert hosts.pinned(HOST).host_key == KEY
 
 
+@pytest.mark.rule(18)
 def test_of_two_first_logins_at_once_one_pins_its_key() -> None:
     contested = ContestedStore()
     hosts = KnownHosts(contested, DEMO)

@@ -96,6 +96,7 @@ def test_torpors_own_run_is_busy_and_hides_no_other_work() -> None:
     assert _verdict(past).kind == "busy"
 
 
+@pytest.mark.rule(3)
 def test_a_machine_on_which_a_job_runs_is_busy_whatever_the_figures_say() -> None:
     """A job may wait for a slow download: it uses no GPU and hardly any CPU meanwhile."""
     for samples in (quiet(WINDOW), quiet(WINDOW)[:-61], [], quiet(WINDOW, gpu_state=GPU_LOST)):
@@ -122,6 +123,7 @@ def test_a_quiet_server_is_idle_and_one_request_within_the_window_is_a_use() -> 
     assert _verdict(quiet(WINDOW)[:-61], served_s=2.0 * WINDOW).kind == "unknown"
 
 
+@pytest.mark.rule(3)
 def test_the_start_of_a_server_is_a_use_of_it() -> None:
     """It may load for long, or wait for its first request."""
     for served_s in (0.0, WINDOW - 1.0):
@@ -136,6 +138,7 @@ def test_the_start_of_a_server_is_a_use_of_it() -> None:
     assert _verdict(used, served_s=5.0).reason == newest, "the window counts from the newest use"
 
 
+@pytest.mark.rule(3)
 @pytest.mark.parametrize("work", [{"cpu": 51}, {"network": 101}, {"disk": 1025}])
 def test_without_a_gpu_any_second_of_work_is_a_use_of_a_server(work: dict[str, int]) -> None:
     assert _verdict(CPU_ONLY, served_s=2.0 * WINDOW).kind == "idle"
@@ -145,6 +148,7 @@ def test_without_a_gpu_any_second_of_work_is_a_use_of_a_server(work: dict[str, i
     assert _verdict(asked).kind == "idle"
 
 
+@pytest.mark.rule(3)
 @pytest.mark.parametrize("unread", [{"cpu": UNKNOWN}, {"gpu_state": GPUS_UNREADABLE, "gpu": -1}])
 def test_a_server_may_be_used_in_a_second_that_cannot_be_read(unread: dict[str, int]) -> None:
     samples = _with(range(100, 101), quiet(WINDOW), **unread)
@@ -165,6 +169,7 @@ def test_a_hibernation_that_took_longer_than_the_window_is_not_judged() -> None:
     assert judge_idleness(activity(late), RULES, since_s=NOW_S - WINDOW).kind == "busy"
 
 
+@pytest.mark.rule(3)
 @pytest.mark.parametrize(
     ("samples", "words"),
     [
@@ -230,6 +235,7 @@ def _machine(spells: list[tuple[int, int, dict[str, Any]]]) -> list[Sample]:
     return samples
 
 
+@pytest.mark.rule(3)
 @given(_SPELLS)
 def test_idle_means_that_every_rule_was_kept(
     spells: list[tuple[int, int, dict[str, Any]]],
@@ -257,6 +263,7 @@ def test_idle_means_that_every_rule_was_kept(
         assert second.gpus <= newest.gpus
 
 
+@pytest.mark.rule(3)
 @given(_SPELLS, st.sets(st.integers(0, WINDOW - 1), max_size=60))
 def test_less_knowledge_never_makes_a_machine_idle(
     spells: list[tuple[int, int, dict[str, Any]]], lost: set[int]
@@ -282,6 +289,7 @@ def test_a_busy_gpu_is_never_idle(
     assert _verdict(samples).kind != "idle"
 
 
+@pytest.mark.rule(13)
 def test_the_seconds_of_its_own_saves_keep_no_machine_busy() -> None:
     """They are no quiet ones either, and a GPU works for its user then, too."""
     costs = {"cpu": 300, "network": 50_000, "disk": 50_000, "flags": OWN_SAVE}

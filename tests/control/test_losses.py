@@ -130,6 +130,7 @@ def test_a_directory_is_accepted_with_what_is_in_it(
     assert is_accepted(accepted, path) == says
 
 
+@pytest.mark.rule(22)
 def test_a_machines_names_break_no_line_and_no_table() -> None:
     hostile = "/data/\x1b[2J\n| `x` | \u202e" + "y" * 1000
     lost = judge_losses(_losses(_left(hostile)), SPEC)
@@ -140,6 +141,7 @@ def test_a_machines_names_break_no_line_and_no_table() -> None:
     assert clean("\ud800") == " "
 
 
+@pytest.mark.rule(22)
 def test_a_wake_says_what_was_left_behind_and_believes_no_record() -> None:
     losses = _losses(_left("/data"), links=[LINK], link_count=1)
     environment = {"os": "Debian", **summary(losses)}

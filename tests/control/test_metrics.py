@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from torpor.control.alerts.delivery import Remembered
-from torpor.control.metrics import registry, write_metrics
+from torpor.control.metrics import MOST_LABEL, MOST_SERIES, Fleet, registry, write_metrics
 from torpor.control.reconciliation import Finding
 from torpor.control.watch_report import Watched, WatchedJob, WatchReport
 from torpor.shared.errors import InvalidInput
@@ -46,7 +46,7 @@ def test_a_report_as_metrics() -> None:
     alert = Remembered(
         kind="machine unknown", subject="p m", workspace="a", title="unknown", since_unix=0.0
     )
-    found = registry(_report(_watched(), asleep), [alert])
+    found = registry(_report(_watched(), asleep), [alert], Fleet())
     value = found.get_sample_value
     assert value("torpor_machine_verdict", of | {"verdict": "busy"}) == 1
     assert value("torpor_machine_verdict", of | {"verdict": "idle"}) == 0
@@ -65,7 +65,7 @@ def test_a_report_as_metrics() -> None:
 def test_what_nobody_knows_has_no_sample(tmp_path: Path) -> None:
     path = tmp_path / "new" / "torpor.prom"
     unknown = _watched(price_usd_h=None, since_unix=None, newest_unix=None)
-    write_metrics(_report(unknown), [], str(path))
+    write_metrics(_report(unknown), [], Fleet(), str(path))
     families = {
         family.name: family.samples for family in text_string_to_metric_families(path.read_text())
     }
@@ -75,10 +75,32 @@ def test_what_nobody_knows_has_no_sample(tmp_path: Path) -> None:
     assert [found.name for found in path.parent.iterdir()] == [path.name]
 
 
+def test_names_of_markets_are_escaped_and_cut_and_series_are_limited(tmp_path: Path) -> None:
+    path = tmp_path / "torpor.prom"
+    evil = 'm"} 1\ntorpor_watch_timestamp_seconds 0\n\\\ud800' + "x" * 10_000
+    alerts = [
+        Remembered(kind="machine lost", subject=f"{n}", workspace="", title="", since_unix=0.0)
+        for n in range(MOST_SERIES + 7)
+    ]
+    watched = _watched(machine=MachineId(evil), price_usd_h=float("nan"), since_unix=-1.0)
+    write_metrics(_report(watched), alerts, Fleet(), str(path))
+    families = {
+        family.name: family.samples for family in text_string_to_metric_families(path.read_text())
+    }
+    (looked,) = families["torpor_watch_timestamp_seconds"]
+    assert looked.value == 2000
+    for sample in families["torpor_machine_verdict"]:
+        assert sample.labels["machine"] == evil.replace("\ud800", "?")[:MOST_LABEL]
+    assert families["torpor_machine_cost_dollars_per_hour"] == []
+    assert families["torpor_machine_rented_timestamp_seconds"] == []
+    assert len(families["torpor_alert"]) == MOST_SERIES
+    assert families["torpor_series_left_out"][0].value == 7
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InvalidInput, match=r"torpor\.prom"):
-        write_metrics(_report(), [], str(tmp_path / "file" / "torpor.prom"))
+        write_metrics(_report(), [], Fleet(), str(tmp_path / "file" / "torpor.prom"))
 
 
 def test_the_table_says_what_a_person_wants_to_know() -> None:

@@ -111,6 +111,7 @@ def test_one_that_stands_here_is_here_whatever_the_provider_was_called() -> None
     assert _kinds(found) == [("unfinished", "ma")]
 
 
+@pytest.mark.rule(5)
 def test_what_came_or_went_meanwhile_is_neither_without_a_rental_nor_lost() -> None:
     came, went, ended = _label("came"), _label("went"), _label("ended")
     found = _compare(
@@ -149,6 +150,7 @@ def test_the_message_counts_and_names_what_was_ended() -> None:
     assert Reconciliation(DEMO, HERE, [], []).title().endswith(": nothing")
 
 
+@pytest.mark.rule(5)
 def test_only_what_was_never_handed_over_may_be_ended() -> None:
     half, used, other = _label("half"), _label("used"), _label("x", OTHER)
     found = _compare(
@@ -195,6 +197,7 @@ def test_what_outlived_its_machine_is_listed_with_its_price() -> None:
     assert "2.50 $/h in all" in Reconciliation(DEMO, HERE, found, []).title()
 
 
+@pytest.mark.rule(5)
 def test_only_a_rental_whose_machine_no_provider_shows_is_closed_by_its_user_s_word() -> None:
     names = ("shown", "lost", "away", "silent", "asked")
     states: list[State] = ["handed over"] * 4 + ["asked"]

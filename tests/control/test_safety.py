@@ -129,6 +129,7 @@ def kept(made: Kept) -> Iterator[Kept]:
 # -- proofs cannot be made by hand
 
 
+@pytest.mark.rule(1)
 def test_a_verified_is_made_by_verification_alone(kept: Kept) -> None:
     verified = kept.verify()
     for mint in (None, object(), True, "mint"):
@@ -158,6 +159,7 @@ def test_a_proof_is_never_changed(kept: Kept) -> None:
     warrant.check(MACHINE)
 
 
+@pytest.mark.rule(2)
 def test_no_warrant_is_for_a_machine_without_our_label(kept: Kept) -> None:
     unlabelled = msgspec.structs.replace(MACHINE, label=None)
     with pytest.raises(NotOurs, match="carries label None"):
@@ -177,6 +179,7 @@ def test_a_whole_snapshot_is_verified(kept: Kept) -> None:
     assert (verified.machine, verified.root) == (kept.agent_machine, kept.stored.root)
 
 
+@pytest.mark.rule(1)
 @pytest.mark.parametrize("damage", ["missing", "longer", "flipped"])
 def test_a_pack_that_is_not_as_written_is_damage(kept: Kept, damage: str) -> None:
     pack = kept.pack()
@@ -257,6 +260,7 @@ def test_a_look_for_archives_ends_with_the_first_request_that_fails(
     assert len(asked) < 100
 
 
+@pytest.mark.rule(1)
 def test_a_hidden_pack_that_reads_wrong_is_damage(kept: Kept) -> None:
     kept.change_pack(lambda blob: blob[:-1] + bytes([blob[-1] ^ 1]))
     kept.store.hide_md5(kept.pack())
@@ -319,6 +323,7 @@ def test_a_verified_newest_snapshot_of_this_machine_gives_a_warrant(kept: Kept) 
     assert kept.stored.snapshot in warrant.reason
 
 
+@pytest.mark.rule(2)
 def test_a_machine_of_another_workspace_is_not_destroyed(kept: Kept) -> None:
     label = Label("me", WorkspaceName("other"), "lease-1")
     with pytest.raises(NotOurs, match="not one of workspace demo"):
@@ -340,6 +345,7 @@ def _put_newer(kept: Kept, **changes: object) -> SnapshotId:
     return newer
 
 
+@pytest.mark.rule(1)
 def test_a_snapshot_that_is_not_the_newest_of_its_machine_destroys_nothing(kept: Kept) -> None:
     """Neither when the warrant is made nor right before the destroy."""
     verified = kept.verify()
@@ -390,6 +396,7 @@ def test_a_snapshot_that_was_deleted_destroys_nothing(kept: Kept) -> None:
         kept.warrant(verified)
 
 
+@pytest.mark.rule(4)
 def test_a_disk_that_changed_since_destroys_nothing(kept: Kept) -> None:
     changed = Confirmed(2, ["results.csv", "model.pt"])
     with pytest.raises(StillChanging, match=r"2 names changed.*results.csv, model.pt"):
@@ -399,6 +406,7 @@ def test_a_disk_that_changed_since_destroys_nothing(kept: Kept) -> None:
     kept.warrant(confirm=lambda: Confirmed(0, []))  # changed, and accepted by the user
 
 
+@pytest.mark.rule(4)
 def test_the_disk_is_looked_at_last(kept: Kept) -> None:
     """Whatever else takes long, nothing may change unseen between the look and the warrant."""
     confirm = Mock(return_value=SAME)
@@ -416,6 +424,7 @@ def test_the_disk_is_looked_at_last(kept: Kept) -> None:
 # -- the last comparison, at the provider
 
 
+@pytest.mark.rule(10, "H9")
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
@@ -448,6 +457,7 @@ def _beyond_reach(kept: Kept, machine: Machine = MACHINE, *, used: bool = False)
     return beyond_reach(kept.store, kept.stored, kept.seal, machine, ask)
 
 
+@pytest.mark.rule(16)
 def test_a_machine_beyond_reach_is_ended_only_while_it_is_stopped(kept: Kept) -> None:
     """Its disk may hold work that is in no snapshot, and can be reached once it runs."""
     warrant = _beyond_reach(kept)
@@ -467,6 +477,7 @@ def test_a_machine_beyond_reach_is_ended_only_while_it_is_stopped(kept: Kept) ->
         used.check(msgspec.structs.replace(MACHINE, state="stopped"))
 
 
+@pytest.mark.rule(16)
 def test_a_machine_beyond_reach_is_ended_only_for_a_whole_save_of_its_workspace(
     kept: Kept,
 ) -> None:
@@ -481,6 +492,7 @@ def test_a_machine_beyond_reach_is_ended_only_for_a_whole_save_of_its_workspace(
         _beyond_reach(kept)
 
 
+@pytest.mark.rule(1)
 def test_a_warrant_holds_for_a_minute_after_the_last_look(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -524,6 +536,7 @@ def test_what_no_destroy_asked_for_was_not_accepted(
         warrant.check(MACHINE)
 
 
+@pytest.mark.rule(1)
 def test_whoever_uses_the_machine_is_asked_for_at_each_destroy(kept: Kept) -> None:
     ask = Mock()
     warrant = kept.warrant(ask=ask)
@@ -535,6 +548,7 @@ def test_whoever_uses_the_machine_is_asked_for_at_each_destroy(kept: Kept) -> No
     warrant.check(MACHINE)
 
 
+@pytest.mark.rule(5)
 def test_the_ledger_is_asked_at_each_destroy_of_a_machine_not_handed_over() -> None:
     ask = Mock(side_effect=[None, HandedOver("handed over meanwhile"), HandedOver("too")])
     warrant = never_handed_over(MACHINE, LABEL, ask)
@@ -550,6 +564,7 @@ def test_the_ledger_is_asked_at_each_destroy_of_a_machine_not_handed_over() -> N
         warrant.check(MACHINE)
 
 
+@pytest.mark.rule(5)
 def test_what_another_run_created_is_not_destroyed_as_ours() -> None:
     for label in (None, Label("me", WORKSPACE, "lease-2"), Label("you", WORKSPACE, "lease-1")):
         with pytest.raises(NotOurs, match="nothing was destroyed"):

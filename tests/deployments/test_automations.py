@@ -106,6 +106,7 @@ def test_events_pause_prune_and_watch_tells_of_failures(
         assert words in told["body"]
 
 
+@pytest.mark.rule(19)
 def test_the_server_alone_notices_that_watch_is_silent(deployed: Deployed, inbox: Inbox) -> None:
     install([BLOCK], silent_minutes=10 / 60)
     watch = {"deployments": {"name": {"any_": ["watch"]}}}

@@ -25,6 +25,7 @@ def _database(made: Installation, *statements: str) -> None:
         database.commit()
 
 
+@pytest.mark.rule(20)
 def test_the_key_is_made_once_in_a_file_that_only_the_user_reads(tmp_path: Path) -> None:
     made = Installation(tmp_path / "state")
     key = block_key(made)
@@ -32,6 +33,7 @@ def test_the_key_is_made_once_in_a_file_that_only_the_user_reads(tmp_path: Path)
     assert block_key(made) == key
 
 
+@pytest.mark.rule(20)
 def test_a_lost_file_is_an_error_and_not_a_new_key(tmp_path: Path) -> None:
     made = Installation(tmp_path / "state")
     sealing = Fernet(block_key(made))

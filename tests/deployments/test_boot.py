@@ -62,6 +62,7 @@ def test_an_installation_with_a_unit_is_started_by_systemd(
     assert unit.start_command(Installation(tmp_path / "another")) == ""
 
 
+@pytest.mark.rule(20)
 def test_a_unit_of_an_earlier_version_is_told_with_the_command_that_writes_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import httpx
+import pytest
 
 from deployments.server import Server
 from tests.fixtures.prefect_api import NO_AUTHORITIES, ask, login
@@ -17,6 +18,7 @@ AT_ONCE = 6
 TIMES = 15
 
 
+@pytest.mark.rule(20)
 def test_nobody_is_told_that_the_database_is_locked(prefect_server: Server) -> None:
     """The requests that Prefect refused with 503, sent once: a switched schedule, a new run, and a
     worker's sign of life."""

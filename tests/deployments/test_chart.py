@@ -162,6 +162,7 @@ def test_without_machines_there_is_no_role(helm: Helm) -> None:
     }
 
 
+@pytest.mark.rule("H19")
 def test_machines_reach_no_metadata_service_and_jump_pods_nothing_but_machines(
     helm: Helm,
 ) -> None:
@@ -190,6 +191,7 @@ def test_machines_reach_no_metadata_service_and_jump_pods_nothing_but_machines(
         assert ports == (["ssh", 8888] if "machines" in name else ["ssh"])
 
 
+@pytest.mark.rule("H19")
 def test_nobody_reaches_the_workers_but_prometheus(helm: Helm) -> None:
     policies = {
         file: next(
@@ -285,6 +287,10 @@ REFUSED = [
     ("teams: [{name: a, namespace: b, gpus: 1, weight: 0, usd_month: 1}]", "weight"),
     ("nodes: {enabled: true}", "nodes"),
     ("nodes: {families: []}", "families"),
+    ("nodes: {consolidateAfter: 10}", "consolidateAfter"),
+    ("nodes: {consolidate: Balanced}", "consolidate"),  # of later versions alone
+    ("nodes: {atOnce: 200%}", "atOnce"),
+    ("queues: {order: LIFO}", "order"),
 ]
 
 
@@ -386,18 +392,39 @@ def test_the_registration_reads_the_teams(helm: Helm, tmp_path: Path) -> None:
     assert read_teams(VALUES / "team.yaml") == read_teams(file)
 
 
-def test_nodes_are_limited_and_shrink(helm: Helm) -> None:
-    pools = {
-        one["metadata"]["name"]: one["spec"]
-        for one in helm.objects("full")
-        if one["kind"] == "NodePool"
-    }
-    assert {name: pool["limits"]["nvidia.com/gpu"] for name, pool in pools.items()} == {
-        "torpor-spot": "16",
-        "torpor-on-demand": "8",
-    }
-    for pool in pools.values():
-        assert pool["disruption"]["consolidationPolicy"] == "WhenEmptyOrUnderutilized"
+def test_nodes_come_for_the_queues_and_go_when_they_are_idle(helm: Helm) -> None:
+    on = "nodes: {enabled: true, cluster: ml, role: r, image: al2023@v1}"
+    spot, on_demand = _pools(helm, "minimal", on)
+    for pool, capacity in ((spot, "spot"), (on_demand, "on-demand")):
+        assert pool["limits"] == {"nvidia.com/gpu": "64"}
+        assert pool["disruption"] == {
+            "consolidationPolicy": "WhenEmptyOrUnderutilized",
+            "consolidateAfter": "10m",
+            "budgets": [{"nodes": "10%"}],
+        }
+        needs = {one["key"]: one["values"] for one in pool["template"]["spec"]["requirements"]}
+        assert needs["karpenter.sh/capacity-type"] == [capacity]  # what its flavour asks for
+    spot, on_demand = _pools(helm, "full")
+    assert [pool["limits"]["nvidia.com/gpu"] for pool in (spot, on_demand)] == ["16", "8"]
+    for pool in (spot, on_demand):
+        assert pool["disruption"] == {
+            "consolidationPolicy": "WhenEmpty",
+            "consolidateAfter": "1h30m",
+            "budgets": [{"nodes": "2"}],
+        }
+    assert len(_pools(helm, "minimal", f"{on[:-1]}, spotGpus: 0}}")) == 1
+
+
+@pytest.mark.parametrize("limit", ["spotGpus: 15", "onDemandGpus: 7"])
+def test_queues_with_more_gpus_than_nodes_are_refused(helm: Helm, limit: str) -> None:
+    said = helm.refusal("full", f"nodes: {{{limit}}}")
+    assert f"nodes.{limit.replace(':', ' is')}: raise it" in said
+
+
+def test_the_order_of_queues_is_a_setting(helm: Helm) -> None:
+    for file, order in (("team", "BestEffortFIFO"), ("full", "StrictFIFO")):
+        queues = [one for one in helm.objects(file) if one["kind"] == "ClusterQueue"]
+        assert {queue["spec"]["queueingStrategy"] for queue in queues} == {order}
 
 
 def test_prefects_own_chart_gets_the_settings_of_our_server_and_no_secret() -> None:
@@ -432,6 +459,13 @@ def test_the_gpu_operators_values_name_what_they_configure() -> None:
     assert "sharing" not in yaml.safe_load(plugin["data"][plugin["default"]])
     for line in values["dcgmExporter"]["config"]["data"].splitlines():
         assert re.fullmatch(r"DCGM_FI_[A-Z_]+, (gauge|counter), [^,]+\.", line), line
+
+
+def _pools(helm: Helm, file: str, values: str = "") -> list[Object]:
+    """The pools of spot nodes and of those on demand."""
+    found = [one for one in helm.objects(file, values) if one["kind"] == "NodePool"]
+    found.sort(key=lambda one: str(one["metadata"]["name"]), reverse=True)
+    return [one["spec"] for one in found]
 
 
 def _ports(policy: Object) -> list[int]:

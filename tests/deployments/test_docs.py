@@ -20,6 +20,7 @@ import flows
 from deployments.installation import Installation
 from deployments.server import LOGIN_VARIABLE
 from tests.deployments.test_every_deployment import STAGES
+from tests.rules import RULES, described, marked, rules
 from torpor_cli.app import app
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
@@ -30,7 +31,7 @@ QUICK_START: Final = PROJECT / "docs" / "guide" / "quick-start.md"
 COMMANDS: Final = PROJECT / "docs" / "guide" / "commands.md"
 TROUBLE: Final = PROJECT / "docs" / "guide" / "troubleshooting.md"
 SAFETY: Final = PROJECT / "docs" / "safety.md"
-RULES: Final = PROJECT / "docs" / "contributing" / "safety.md"
+PYTHON: Final = [PROJECT / "docs" / "api.md", PROJECT / "docs" / "blocks.md"]
 EXAMPLES: Final = sorted((PROJECT / "examples").rglob("*.md"))
 PAGES: Final = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md"), *EXAMPLES])
 
@@ -42,22 +43,45 @@ def _name(page: object) -> str:
     return str(page.relative_to(PROJECT)) if isinstance(page, Path) else str(page)
 
 
-def test_the_safety_rules_name_files_that_are_there() -> None:
-    named = re.findall(r"`((?:torpor|tests|tasks|flows|blocks)/[\w./]*)`", RULES.read_text())
-    assert len(named) > 30
-    assert [path for path in named if not (PROJECT / path).exists()] == []
+def test_each_safety_rule_has_tests_and_each_mark_has_its_rule() -> None:
+    numbers = [rule.number for rule in rules()]
+    plain = [number for number in numbers if not number.startswith("H")]
+    assert plain == [str(number) for number in range(1, len(plain) + 1)]
+    assert numbers[len(plain) :] == [f"H{n}" for n in range(1, len(numbers) - len(plain) + 1)]
+    marks = {number: one.test for one in marked() for number in one.numbers}
+    assert [number for number in numbers if number not in marks] == []
+    assert {number: test for number, test in marks.items() if number not in numbers} == {}
 
 
-def test_the_safety_rules_name_tests_that_are_there() -> None:
-    found = re.findall(r"`(tests/[\w/.]+)`\s+\(((?:`test_\w+`[,\s]*)+)\)", RULES.read_text())
-    assert len(found) > 20
+def test_the_promises_to_users_name_each_safety_rule() -> None:
+    named = [
+        number
+        for brackets in re.findall(r"\(rules? ([^)]+)\)|, rule (\d+)\)", SAFETY.read_text())
+        for number in re.findall(r"H?\d+", " ".join(brackets))
+    ]
+    numbers = {rule.number for rule in rules()}
+    assert {one for one in numbers if not one.startswith("H")} <= set(named) <= numbers
+
+
+def test_what_enforces_a_safety_rule_is_there() -> None:
+    """Each rule names a file, and in brackets behind it functions or classes of that file."""
+    named = [(rule.number, *one) for rule in rules() for one in rule.enforced]
+    assert {rule.number for rule in rules()} == {number for number, _, _ in named}
+    assert [(number, path) for number, path, _ in named if not (PROJECT / path).exists()] == []
     missing = [
-        f"{path}::{name}"
-        for path, names in found
-        for name in re.findall(r"test_\w+", names)
-        if f"def {name}(" not in _text(PROJECT / path)
+        f"{path} ({name})"
+        for _, path, names in named
+        for name in names
+        if not re.search(rf"(?:def|class) {name.rpartition('.')[2]}\b", _text(PROJECT / path))
     ]
     assert missing == []
+
+
+def test_the_page_of_the_rules_shows_what_the_command_prints() -> None:
+    (number, output) = re.findall(
+        r"^\$ \.venv/bin/python -m tests\.rules (\w+)\n(.*?)```", RULES.read_text(), re.M | re.S
+    )[0]
+    assert output.rstrip() == described(number)
 
 
 def test_the_messages_that_troubleshooting_explains_are_those_of_the_code() -> None:
@@ -138,7 +162,7 @@ def test_the_first_steps_are_those_that_ci_and_the_first_click_run() -> None:
     assert f'{LOGIN_VARIABLE}="$(cat {login})"' in unattended
 
 
-@pytest.mark.parametrize("page", [README, SAFETY, *GUIDE, *EXAMPLES], ids=_name)
+@pytest.mark.parametrize("page", [README, SAFETY, *PYTHON, *GUIDE, *EXAMPLES], ids=_name)
 def test_commands_of_torpor_parse(page: Path) -> None:
     """Each command of a block of code, and each in a sentence, is one that the real app accepts."""
     wrong = [line for line in _commands(page) if not _parses(shlex.split(line, comments=True)[1:])]
@@ -160,7 +184,7 @@ def test_the_trainjob_of_the_guide_runs_a_command_that_parses() -> None:
     assert argv[:3] == ["tini", "--", "torpor"] and _parses(argv[3:])
 
 
-@pytest.mark.parametrize("page", [README, *GUIDE], ids=_name)
+@pytest.mark.parametrize("page", [README, *PYTHON, *GUIDE], ids=_name)
 def test_examples_call_what_exists(page: Path) -> None:
     """Each example parses and imports what it uses; what it imports is there; functions and blocks
     know its keywords."""
@@ -238,7 +262,8 @@ def test_every_field_of_a_form_says_what_it_means() -> None:
 def _commands(page: Path) -> list[str]:
     """The lines that a reader may type which begin with `torpor`."""
     text = page.read_text()
-    fenced = "".join(re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    fenced = "".join(block for language, block in blocks if not language)
     lines = re.findall(r"^(?:\$ )?(torpor .+)$", fenced, re.MULTILINE)
     sentences = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     return lines + re.findall(r"`(torpor [^`]+)`", " ".join(sentences.split()))
@@ -281,6 +306,8 @@ def _bound(tree: ast.AST) -> set[str]:
     names = {alias.asname or alias.name for node in imports for alias in node.names}
     stores = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
     names |= {node.id for node in stores if isinstance(node.ctx, ast.Store)}
+    handlers = (node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler))
+    names |= {handler.name for handler in handlers if handler.name}
     return names | set(dir(builtins))
 
 

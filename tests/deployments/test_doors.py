@@ -52,6 +52,7 @@ ALLOWED: Final = (
 """What the server says to everyone."""
 
 
+@pytest.mark.rule(21)
 def test_no_port_and_no_file_of_an_installation_is_open_without_a_key(alone: Alone) -> None:
     alone.installation.folder.chmod(0o755)  # as `mkdir` makes it
     printed = alone.up()

@@ -21,6 +21,7 @@ from deployments.installation import Installation
 from torpor.control.ports import free_ports
 
 
+@pytest.mark.rule(20)
 @pytest.mark.parametrize("renewed", [False, True])
 def test_the_slot_of_a_run_outlives_ten_minutes_without_a_server(
     renewed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

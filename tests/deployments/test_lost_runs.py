@@ -119,6 +119,7 @@ class FakeApi:
 OWN = Server("http://127.0.0.1:9/api", own=True)
 
 
+@pytest.mark.rule(20)
 def test_an_end_that_the_server_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     api = FakeApi(2**22 + 1, time.time())
     monkeypatch.setattr(lost_runs, "Api", lambda _: api)
@@ -129,6 +130,7 @@ def test_an_end_that_the_server_refuses_is_said(monkeypatch: pytest.MonkeyPatch)
     assert said.endswith("answered ABORT: it is over")
 
 
+@pytest.mark.rule(20)
 def test_a_run_whose_process_hides_its_environment_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

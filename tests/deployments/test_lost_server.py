@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import psutil
+import pytest
 
 from deployments import server
 from deployments.local_machines import running_machines
@@ -124,6 +125,7 @@ def _kill_the_parent(alone: Alone, *roles: str) -> None:
     assert _machines(alone) == machines
 
 
+@pytest.mark.rule(16, 20)
 def test_a_job_goes_on_when_each_process_is_killed_and_started_again(alone: Alone) -> None:
     alone.up()
     place = place_of(alone.installation, "demo")

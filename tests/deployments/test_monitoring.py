@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from deployments.installation import CHECKOUT
 from tests.fixtures.waiting import PATIENCE_S
-from torpor.control.metrics import registry
+from torpor.control.metrics import Fleet, registry
 from torpor.control.watch_report import WatchReport
 
 _FOLDER: Final = CHECKOUT / "deployments" / "monitoring"
@@ -20,11 +20,11 @@ _COLUMNS: Final = 24  # of a dashboard's grid
 
 
 def _written() -> set[str]:
-    return {metric.name for metric in registry(WatchReport(0.0, [], [], []), []).collect()}
+    return {metric.name for metric in registry(WatchReport(0.0, [], [], []), [], Fleet()).collect()}
 
 
 def _named(text: str) -> set[str]:
-    return set(re.findall(r"\btorpor_\w+", text))
+    return set(re.findall(r"\b(?:torpor_|DCGM_)\w+", text))
 
 
 def _promtool(*arguments: str) -> None:
@@ -53,6 +53,11 @@ def test_rules_and_dashboard_name_only_what_watch_writes() -> None:
     for name in ("alerts.yaml", "dashboard.json"):
         named = _named((_FOLDER / name).read_text())
         assert named and named <= _written(), name
+
+
+def test_the_guide_names_every_metric() -> None:
+    page = (CHECKOUT / "docs" / "guide" / "metrics.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)", page, re.MULTILINE)) == _written()
 
 
 def test_the_dashboard_is_one_that_grafana_can_import() -> None:

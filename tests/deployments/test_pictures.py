@@ -1,11 +1,10 @@
-"""The README's pictures are drawn from the kept results, and those of the map from the imports."""
+"""The pictures of the pages are drawn from the kept results, those of the map from the imports."""
 
 from __future__ import annotations
 
 import json
 import re
 import runpy
-from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
 
@@ -15,11 +14,15 @@ DRAW: Final = CHECKOUT / "docs" / "pictures" / "draw.py"
 EVENING: Final = DRAW.with_name("evening.py")
 
 
-def test_every_picture_of_the_readme_is_drawn() -> None:
+def test_every_drawn_picture_is_on_a_page_and_the_readme_has_one() -> None:
     drawn: dict[str, str] = runpy.run_path(str(DRAW))["pictures"]()
-    readme = (CHECKOUT / "README.md").read_text()
-    named = {Path(target).name for target in re.findall(r"\]\((docs/pictures/[^)]+)\)", readme)}
-    assert named == set(drawn)
+    readme = CHECKOUT / "README.md"
+    pages = [readme, *(CHECKOUT / "docs").rglob("*.md")]
+    named = {
+        page: re.findall(r"\]\([\w./]*pictures/(\w+\.svg)\)", page.read_text()) for page in pages
+    }
+    assert len(named[readme]) == 1
+    assert {name for names in named.values() for name in names} == set(drawn)
     for picture in drawn.values():
         ElementTree.fromstring(picture)  # noqa: S314 - our own
 

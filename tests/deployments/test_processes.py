@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from deployments.installation import Installation
 from deployments.processes import flow_runs, mark
 from tests.fixtures.other_account import process_of_another
@@ -11,6 +13,7 @@ from tests.fixtures.waiting import until
 from torpor.control.processes import all_processes
 
 
+@pytest.mark.rule(21)
 def test_a_process_of_another_account_is_no_flow_run(tmp_path: Path) -> None:
     """Any account can start one with the worker's mark, which it reads in no secret place."""
     made = Installation(tmp_path)

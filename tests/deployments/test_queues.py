@@ -120,6 +120,7 @@ def _block(server: Server) -> str:
     return str(ask("GET", url)["id"])
 
 
+@pytest.mark.rule(16)
 @pytest.mark.usefixtures("one_at_once")
 def test_a_worker_that_is_killed_and_a_critical_job_behind_many_low_ones(
     deployed: Deployed,
@@ -218,6 +219,7 @@ def test_a_run_that_is_killed_before_its_job_is_on_record_starts_again(
     until(is_done, "the run started again, and its job succeeded")
 
 
+@pytest.mark.rule(16)
 def test_a_job_that_is_cancelled_in_prefect_ends_in_a_hibernated_workspace(
     deployed: Deployed, place: Path
 ) -> None:

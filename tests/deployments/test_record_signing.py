@@ -44,6 +44,7 @@ def _unsigned(store: S3Store) -> ObjectKey:
     return found.key
 
 
+@pytest.mark.rule("H17")
 def test_records_are_signed_where_their_user_asks_for_it_and_never_by_themselves(
     name: str,
 ) -> None:

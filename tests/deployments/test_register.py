@@ -45,6 +45,7 @@ def test_a_deployment_that_fails_is_named(
     assert Path.cwd() == here
 
 
+@pytest.mark.rule(21)
 def test_the_first_store_has_the_same_key_where_the_database_is_lost(tmp_path: Path) -> None:
     made = Installation(tmp_path)
     key = register.first_key(made)
@@ -89,6 +90,7 @@ def renewed(destroy: bool = True, more: int = 1):
 """
 
 
+@pytest.mark.rule(20)
 def test_a_new_version_changes_the_code_of_a_deployment_and_nothing_that_is_its_users(
     prefect_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,7 @@ def _looks(world: World, looking: Supervisor, count: int) -> None:
         world.now += 1.0
 
 
+@pytest.mark.rule(20)
 def test_what_ran_well_is_restarted_at_once_and_what_ended_soon_after_a_pause(
     world: World,
 ) -> None:
@@ -179,6 +180,7 @@ def test_what_ran_well_is_restarted_at_once_and_what_ended_soon_after_a_pause(
     assert not any(line.startswith("server: ") for line in world.told())
 
 
+@pytest.mark.rule(20)
 def test_what_ends_right_after_each_start_is_started_less_and_less_often(world: World) -> None:
     """For a night, and what else has happened stays in the record, which stays small."""
     world.lives = world.answers = False
@@ -209,6 +211,7 @@ def test_a_child_that_never_does_its_work_is_ended_and_started_again(world: Worl
     assert len(world.begun) == 2
 
 
+@pytest.mark.rule(20)
 def test_a_worker_is_killed_as_one_that_is_asked_to_end_would_end_its_flow_runs(
     tmp_path: Path, world: World
 ) -> None:
@@ -221,6 +224,7 @@ def test_a_worker_is_killed_as_one_that_is_asked_to_end_would_end_its_flow_runs(
     assert world.begun[0].asked == ["kill"]
 
 
+@pytest.mark.rule(20)
 def test_a_check_that_fails_is_told_and_the_others_go_on(world: World) -> None:
     world.found = ["disk full"]
     looking = world.supervisor()
@@ -237,6 +241,7 @@ def test_a_check_that_fails_is_told_and_the_others_go_on(world: World) -> None:
     assert all("UTC" in line for line in world.told())  # what was, and nothing that is
 
 
+@pytest.mark.rule(20)
 def test_what_needs_no_server_is_checked_and_kept_running_while_none_answers(
     world: World,
 ) -> None:
@@ -280,6 +285,7 @@ def test_a_record_that_cannot_be_written_ends_nothing(world: World) -> None:
     assert looking.record.running == {} and len(world.begun) == 1
 
 
+@pytest.mark.rule(20)
 def test_a_part_that_cannot_be_looked_at_is_told_and_the_others_go_on(world: World) -> None:
     looking = world.supervisor()
     looking.look()
@@ -300,6 +306,7 @@ def test_a_part_that_cannot_be_looked_at_is_told_and_the_others_go_on(world: Wor
     assert len(world.begun) == 1
 
 
+@pytest.mark.rule(20)
 def test_a_server_that_hangs_is_ended_and_one_that_is_slow_once_is_not(world: World) -> None:
     looking = world.supervisor()
     _looks(world, looking, 2)
@@ -319,6 +326,7 @@ def test_a_server_that_hangs_is_ended_and_one_that_is_slow_once_is_not(world: Wo
     assert any("did not answer, 5 times in a row: it was ended" in line for line in world.told())
 
 
+@pytest.mark.rule(20)
 def test_a_supervisor_that_has_gone_or_is_halted_is_told(world: World) -> None:
     assert "has no supervisor: run `torpor up`" in world.told()[0]
     looking = world.supervisor()
@@ -331,6 +339,7 @@ def test_a_supervisor_that_has_gone_or_is_halted_is_told(world: World) -> None:
     assert "has no supervisor: run `torpor up`" in world.told()[0]
 
 
+@pytest.mark.rule(20)
 @pytest.mark.parametrize("held", [LOCK, parent.DOWN])
 def test_a_supervisor_is_refused_where_another_lives_or_down_runs(
     held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -345,6 +354,7 @@ def test_a_supervisor_is_refused_where_another_lives_or_down_runs(
     assert words[held] in capsys.readouterr().err
 
 
+@pytest.mark.rule(20)
 @pytest.mark.parametrize("other", ["server", "version", "login"])
 def test_what_runs_with_another_server_version_or_login_is_left_alone(
     world: World, other: str, monkeypatch: pytest.MonkeyPatch
@@ -375,6 +385,7 @@ def test_another_code_of_the_same_number_is_another_version(tmp_path: Path) -> N
     assert code_digest(CHECKOUT)[:12] in parent.version_here()
 
 
+@pytest.mark.rule(20)
 def test_a_full_disk_at_the_start_is_named_and_empties_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -414,6 +425,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         raise AssertionError("it is locked in no folder")
 
 
+@pytest.mark.rule(20)
 def test_what_an_earlier_version_has_started_is_named_by_up_and_ended_by_down_the_server_last(
     tmp_path: Path,
 ) -> None:
@@ -444,6 +456,7 @@ def test_what_an_earlier_version_has_started_is_named_by_up_and_ended_by_down_th
             assert serving.wait(PATIENCE_S) == -signal.SIGTERM
 
 
+@pytest.mark.rule(20)
 def test_down_says_where_a_supervisor_of_another_host_is_to_be_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -485,6 +498,7 @@ def test_a_supervisor_that_lives_is_kept(alone: Installation) -> None:
     assert _pid(alone) == first
 
 
+@pytest.mark.rule(20)
 def test_a_start_that_is_broken_off_leaves_no_supervisor(
     alone: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -499,6 +513,7 @@ def test_a_start_that_is_broken_off_leaves_no_supervisor(
     assert parent.start(alone, ELSEWHERE)
 
 
+@pytest.mark.rule(20)
 def test_a_supervisor_that_was_killed_is_told_by_the_next_and_one_that_ended_is_not(
     alone: Installation,
 ) -> None:
@@ -523,6 +538,7 @@ def record_of(made: Installation) -> Supervision:
     return found
 
 
+@pytest.mark.rule(20)
 def test_a_supervisor_that_is_halted_is_killed(
     alone: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -533,6 +549,7 @@ def test_a_supervisor_that_is_halted_is_killed(
     assert living(alone.folder) is None
 
 
+@pytest.mark.rule(20)
 @pytest.mark.parametrize("answers", [True, False], ids=["asked", "no bus"])
 def test_systemd_starts_nothing_after_down_that_it_waited_to_start(
     tmp_path: Path,
@@ -591,6 +608,7 @@ sys.exit({"0" if answers else "'Failed to connect to bus'"})
     assert not said.exists()
 
 
+@pytest.mark.rule(20)
 def test_the_unit_of_an_earlier_version_starts_this_one_and_does_not_loop(
     alone: Installation,
 ) -> None:
@@ -628,6 +646,7 @@ def test_up_goes_on_with_a_supervisor_that_was_faster(
     assert parent.start(made, ELSEWHERE) is None
 
 
+@pytest.mark.rule(20)
 def test_systemd_is_told_of_a_supervisor_once_everybody_can_find_it(
     alone: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -652,6 +671,7 @@ def test_systemd_is_told_of_a_supervisor_once_everybody_can_find_it(
                 started.kill()
 
 
+@pytest.mark.rule(20)
 @pytest.mark.parametrize("by_down", [True, False], ids=["down", "a stray signal"])
 def test_systemd_starts_no_supervisor_again_that_down_has_ended(
     alone: Installation, by_down: bool
@@ -667,6 +687,7 @@ def test_systemd_starts_no_supervisor_again_that_down_has_ended(
         assert it.wait(PATIENCE_S) == (unit.REFUSED if by_down else 0)
 
 
+@pytest.mark.rule(20)
 @pytest.mark.parametrize(
     "how", [signal.SIGTERM, signal.SIGKILL, None], ids=["asked", "killed", "down"]
 )
@@ -694,6 +715,7 @@ def test_workers_begin_once_everything_is_registered_at_this_server(tmp_path: Pa
     assert not made.is_registered("http://127.0.0.1:10/api")
 
 
+@pytest.mark.rule(20)
 def test_an_up_ends_with_the_supervisor_that_it_waits_for(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -734,6 +756,7 @@ _PARENT = """if True:
 """
 
 
+@pytest.mark.rule(20)
 def test_a_child_ends_with_its_parent_and_what_it_began_goes_on(tmp_path: Path) -> None:
     """A worker, its supervisor that is killed, and a flow run."""
     argv = [sys.executable, "-c", _PARENT, str(tmp_path)]
@@ -759,6 +782,7 @@ def test_a_child_of_a_parent_that_waits_for_signals_gets_its_own(tmp_path: Path)
     assert child.wait(PATIENCE_S) == -signal.SIGTERM
 
 
+@pytest.mark.rule(20)
 def test_a_run_goes_on_when_its_worker_was_killed() -> None:
     """Its console is a pipe to the worker."""
     script = """if True:
@@ -780,6 +804,7 @@ def test_a_run_goes_on_when_its_worker_was_killed() -> None:
         assert run.wait() == 7
 
 
+@pytest.mark.rule(20)
 def test_the_log_of_a_crash_is_kept(tmp_path: Path) -> None:
     """What starts again appends; a log that is too big is moved, and what appends goes on."""
     made = Installation(tmp_path)

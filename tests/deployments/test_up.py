@@ -66,6 +66,7 @@ def test_up_brings_everything_that_a_first_click_needs(
     assert ranked == ["critical", "high", "normal", "low", "default"]
 
 
+@pytest.mark.rule(20)
 def test_up_again_changes_nothing(torpor_up: Server, installation: Installation) -> None:
     before = _parent(installation), children_of(installation.folder)
     endpoint = _document(torpor_up, "object-store", "default")["data"]["endpoint_url"]
@@ -168,6 +169,7 @@ def test_without_a_port_another_one_is_chosen_where_the_usual_one_is_taken(
     assert int(chosen.ui_url.rpartition(":")[2]) != server.USUAL_PORT
 
 
+@pytest.mark.rule(20)
 def test_a_full_disk_is_named_before_anything_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,6 +243,7 @@ def _document(server: Server, slug: str, name: str, *, secrets: bool = False) ->
     return {"id": document["id"], "data": document["data"]}
 
 
+@pytest.mark.rule(20)
 @pytest.mark.usefixtures("needs_server")
 def test_registering_ends_with_the_supervisor_and_its_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -291,6 +294,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, A
         yield {"installation": made, "done": done}
 
 
+@pytest.mark.rule(20)
 @pytest.mark.parametrize("how", ["another port", "the user's own server"])
 def test_up_ends_nothing_and_says_what_to_do_where_another_server_is_wanted(
     ran: dict[str, Any],
@@ -333,6 +337,7 @@ def test_up_shows_at_a_terminal_what_it_waits_for(
     ]
 
 
+@pytest.mark.rule(20)
 @pytest.mark.parametrize("registered", [False, True], ids=["first", "after a crash"])
 def test_an_up_that_cannot_register_ends_the_supervisor_that_nobody_had_before(
     ran: dict[str, Any], registered: bool

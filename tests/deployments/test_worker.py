@@ -45,6 +45,7 @@ def test_a_run_asks_again_where_the_database_of_its_server_is_away(
         assert client.get("http://127.0.0.1:9/api/health").status_code == 200
 
 
+@pytest.mark.rule(20)
 def test_a_run_outlives_ten_minutes_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """A supervisor that was killed has taken the server with it."""
     slept: list[float] = []

@@ -64,6 +64,7 @@ def _stack() -> Stack:
     return stack
 
 
+@pytest.mark.rule(17)
 @pytest.mark.parametrize(
     "label",
     [

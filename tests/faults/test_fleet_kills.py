@@ -129,6 +129,7 @@ def fleets(made: Fleets) -> Iterator[Fleets]:
     made.world.forget_rentals()
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize(("moment", "spares"), MOMENTS, ids=lambda given: str(given))
 def test_a_fleet_killed_at_any_step_is_completed_by_the_next(
     fleets: Fleets, moment: Moment, spares: int
@@ -150,6 +151,7 @@ def test_a_hand_over_that_comes_after_the_death_of_its_sender_changes_nothing(
     fleets.is_completed()
 
 
+@pytest.mark.rule(5)
 def test_what_a_killed_fleet_left_of_another_snapshot_takes_no_place(fleets: Fleets) -> None:
     older = fleets.world.snapshots()[-1].snapshot
     assert fleets.end(fleets.start(Moment(PART, 1, over=True), snapshot=older)).killed
@@ -157,6 +159,7 @@ def test_what_a_killed_fleet_left_of_another_snapshot_takes_no_place(fleets: Fle
     fleets.is_completed()
 
 
+@pytest.mark.rule(5)
 def test_a_wake_ends_what_was_left_of_another_snapshot_and_comes_through(fleets: Fleets) -> None:
     older = fleets.world.snapshots()[-1].snapshot
     killed = fleets.start(Moment(PART, 1, over=True), snapshot=older, count=1)

@@ -24,7 +24,7 @@ from tests.fixtures.waiting import until
 from torpor.control.jobs.records import Stop
 from torpor.shared.values import MachineId
 
-pytestmark = pytest.mark.usefixtures("needs_server")
+pytestmark = [pytest.mark.usefixtures("needs_server"), pytest.mark.rule(5)]
 
 _STEPS = 54
 """Of a job on two machines: the runner's, and what its market makes and ends. A run that looks less

@@ -75,6 +75,7 @@ def _own_saves(world: World) -> list[SnapshotId]:
     ]
 
 
+@pytest.mark.rule(13)
 def test_a_machine_that_vanishes_while_a_program_writes_is_woken_as_it_saved_itself(
     saving: World,
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_machine_that_vanishes_while_a_program_writes_is_woken_as_it_saved_its
     assert reached <= int(text[:12]) <= last
 
 
+@pytest.mark.rule(13)
 def test_a_hibernation_ends_a_save_under_way(saving: World) -> None:
     world = saving
     with patch.object(autosave, "MINUTE_S", 6.0):

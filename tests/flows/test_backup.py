@@ -172,6 +172,7 @@ def test_all_workspaces_are_backed_up_also_after_one_fails() -> None:
             backup.fn(ALL, machine="m-1")
 
 
+@pytest.mark.rule(11)
 def test_a_backup_that_fails_deletes_nothing_and_says_so(
     standing: Lab, home: Path, events: Told
 ) -> None:
@@ -187,6 +188,7 @@ def test_a_backup_that_fails_deletes_nothing_and_says_so(
     assert _ids(standing) == before
 
 
+@pytest.mark.rule(11)
 def test_a_snapshot_that_does_not_verify_deletes_nothing(
     standing: Lab, home: Path, events: Told
 ) -> None:
@@ -203,6 +205,7 @@ def test_a_snapshot_that_does_not_verify_deletes_nothing(
     _backup(standing)
 
 
+@pytest.mark.rule(11)
 def test_the_backups_of_one_machine_delete_none_of_another_machines_work() -> None:
     with make_lab() as two:
         machines = [two.rent(), two.rent()]
@@ -224,6 +227,7 @@ def test_the_backups_of_one_machine_delete_none_of_another_machines_work() -> No
         assert kept.reasons == [f"newest of machine {ours}", f"last of machine {ours}"]
 
 
+@pytest.mark.rule(11)
 def test_a_backup_that_failed_its_check_counts_as_none() -> None:
     with make_lab() as lab:
         machine = lab.rent()

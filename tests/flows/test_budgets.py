@@ -59,6 +59,7 @@ def snapshot(lab: Lab) -> None:
     )
 
 
+@pytest.mark.rule(15)
 @pytest.mark.usefixtures("snapshot")
 @pytest.mark.parametrize("name", RENT)
 def test_what_a_budget_cannot_pay_for_an_hour_is_not_rented(lab: Lab, name: str) -> None:
@@ -83,6 +84,7 @@ def test_what_it_can_pay_for_is_rented_and_counts_from_then_on(lab: Lab) -> None
     assert "8.10 $ left" in words
 
 
+@pytest.mark.rule(15)
 def test_as_many_machines_as_are_asked_for_must_be_paid_for(lab: Lab) -> None:
     with plain(lab.limited(31)) as _, pytest.raises(BudgetExceeded, match=r"8 more at 4 \$/h"):
         look_for_offers(lab.limited(31), 8)
@@ -122,6 +124,7 @@ def test_a_drill_counts_for_its_workspace(lab: Lab) -> None:
         run_plainly(lab.limited(7.9), create)
 
 
+@pytest.mark.rule(15)
 def test_an_offer_without_a_price_is_refused_and_one_that_fits_is_taken(lab: Lab) -> None:
     unknown = msgspec.structs.replace(H100, id="0", price_usd_h=0.0)
     dear = msgspec.structs.replace(H100, id="2", price_usd_h=9.0)
@@ -150,6 +153,7 @@ def test_an_offer_that_no_budget_was_asked_about_is_refused_for_its_price(lab: L
     assert lab.states() == ["ended"]
 
 
+@pytest.mark.rule(15)
 def test_a_run_that_recorded_its_rental_meanwhile_is_seen(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +189,7 @@ def test_a_run_that_recorded_its_rental_meanwhile_is_seen(
     assert all("nothing was rented" in one.why for one in opened.rentals.history())
 
 
+@pytest.mark.rule(15)
 def test_a_budget_whose_workspaces_are_not_known_stops_only_what_it_may_cover(lab: Lab) -> None:
     def bad(*names: str) -> OpenBudget:
         covered = tuple(WorkspaceName(name) for name in names)
@@ -200,6 +205,7 @@ def test_a_budget_whose_workspaces_are_not_known_stops_only_what_it_may_cover(la
         assert look_for_offers(other).fitting
 
 
+@pytest.mark.rule(15)
 def test_records_that_cannot_be_read_rent_nothing(lab: Lab) -> None:
     opened = lab.limited(100)
     with plain(opened):

@@ -70,6 +70,7 @@ def _own_save(lab: Lab, machine: MachineId, book: Book | None = None) -> OwnSave
     return lab.market.near[machine].save_by_itself(book or _book(lab))
 
 
+@pytest.mark.rule(12)
 def test_a_wake_takes_what_a_machine_saved_after_a_backup_that_was_killed(lab: Lab) -> None:
     """The names of the machine's saves were signed before that backup."""
     machine = _woken(lab)
@@ -86,6 +87,7 @@ def test_a_wake_takes_what_a_machine_saved_after_a_backup_that_was_killed(lab: L
     assert not any("lacks the work" in words for words in woken.warnings)
 
 
+@pytest.mark.rule(12)
 def test_an_autosave_that_the_store_completes_late_is_not_newer_than_the_hibernation(
     lab: Lab,
 ) -> None:
@@ -103,6 +105,7 @@ def test_an_autosave_that_the_store_completes_late_is_not_newer_than_the_hiberna
     assert (lab.workspace(MachineId(woken.machine)) / "the-latest-file").exists()
 
 
+@pytest.mark.rule(12)
 def test_a_wake_names_what_each_other_lost_machine_saved_by_itself(
     lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -130,6 +133,7 @@ def test_a_wake_names_what_each_other_lost_machine_saved_by_itself(
     assert (there / f"work-of-{machines[0]}").exists()
 
 
+@pytest.mark.rule(12)
 def test_a_job_goes_on_from_its_own_save_beside_a_replica_and_its_backup(
     lab: Lab, tmp_path: Path, hurried_jobs: None
 ) -> None:

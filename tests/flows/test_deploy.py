@@ -110,6 +110,7 @@ def test_the_first_deploy_makes_the_environment_and_the_next_restores_it(asleep:
     assert (home / "workspace" / "model").read_text() == "a word"
 
 
+@pytest.mark.rule(17)
 def test_an_environment_runs_on_no_machine_of_another_account(asleep: World) -> None:
     """A hostile host would give its server the secrets of all that deploy the same stack."""
     stack = small_stack()
@@ -125,6 +126,7 @@ def test_an_environment_runs_on_no_machine_of_another_account(asleep: World) -> 
     assert len(_bases(asleep)) == len(_kept(asleep)) == 2
 
 
+@pytest.mark.rule(17)
 def test_an_environment_is_sealed_like_the_workspace(sealed_world: World) -> None:
     place = sealed_world.workspace(sealed_world.rent().id)
     place.mkdir()
@@ -148,6 +150,7 @@ def test_a_workspace_without_a_snapshot_gets_an_empty_directory(world: World) ->
     assert "fetch" not in again.seconds, "the workspace says that it holds the model"
 
 
+@pytest.mark.rule(17)
 def test_a_machine_in_use_is_deployed_on_and_kept(asleep: World) -> None:
     stack = small_stack()
     first = _deploy(asleep, stack)
@@ -165,6 +168,7 @@ def test_a_machine_in_use_is_deployed_on_and_kept(asleep: World) -> None:
     assert not _answers(wrong)
 
 
+@pytest.mark.rule(17)
 def test_a_machine_with_another_environment_keeps_its_server(asleep: World) -> None:
     """The store has an environment whose directories hold something else here."""
     stack = small_stack()
@@ -182,6 +186,7 @@ def test_a_machine_with_another_environment_keeps_its_server(asleep: World) -> N
     assert _answers(stack)
 
 
+@pytest.mark.rule(17)
 def test_a_machine_in_use_keeps_its_server_where_another_program_has_the_port(
     asleep: World,
 ) -> None:
@@ -194,6 +199,7 @@ def test_a_machine_in_use_keeps_its_server_where_another_program_has_the_port(
     assert _answers(stack)
 
 
+@pytest.mark.rule(17)
 @pytest.mark.parametrize("moment", ["it connects", "it has ended what ran"])
 def test_a_machine_that_another_deploy_hands_over_meanwhile_keeps_its_server(
     asleep: World, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -260,12 +266,14 @@ def test_a_server_is_not_waited_for_where_another_deploy_s_runs(
     assert _answers(other)
 
 
+@pytest.mark.rule(17)
 def test_a_whole_environment_is_not_recorded_as_unfinished(asleep: World) -> None:
     """Else a deploy that has taken up the same machine could delete it."""
     report = _deploy(asleep, small_stack())
     assert not list((asleep.home(report.machine) / ".torpor" / "deploy").glob(f"{BASE}*"))
 
 
+@pytest.mark.rule(17)
 def test_a_machine_whose_rental_cannot_be_read_is_left_alone(
     asleep: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +290,7 @@ def test_a_machine_whose_rental_cannot_be_read_is_left_alone(
     assert stopped == [] and len(asleep.machines()) == 1
 
 
+@pytest.mark.rule(17)
 def test_a_left_machine_with_another_snapshot_is_replaced(asleep: World) -> None:
     """An earlier run of another snapshot was killed while it restored."""
     (older,) = asleep.snapshots()
@@ -344,6 +353,7 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blocks.secret_variables.load_named", load)
 
 
+@pytest.mark.rule(9)
 def test_secrets_reach_the_commands_and_nothing_else(
     asleep: World, secret: None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -399,6 +409,7 @@ def test_a_server_that_writes_to_what_is_restored_later_is_named(
     assert asleep.machines() == []
 
 
+@pytest.mark.rule(17)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -489,6 +500,7 @@ def test_a_stack_without_software_serves_on_a_machine_that_runs(asleep: World) -
     assert _deploy(asleep, bare, strategy="official").environment == "of the image"
 
 
+@pytest.mark.rule(17)
 def test_two_deploys_that_make_one_environment_do_not_both_keep_it(
     asleep: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,8 @@ from tests.fixtures.driver import hurried
 from tests.fixtures.lab import Lab
 from torpor.control.store.s3 import S3Store
 
+pytestmark = pytest.mark.rule("H8")
+
 
 @pytest.fixture
 def dripping() -> Iterator[Dripping]:

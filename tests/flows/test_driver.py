@@ -66,6 +66,7 @@ _ID = "3f2a9c81d04e"
 _SOON = Stop("cancelled", "hibernate", "enough", 2.0)
 
 
+@pytest.mark.rule(16)
 @pytest.mark.parametrize("begun", [True, False], ids=["command ended", "rented only"])
 def test_a_machine_that_is_missing_in_an_answer_is_waited_for_when_no_command_runs(
     lab: Lab, story: Story, begun: bool, monkeypatch: pytest.MonkeyPatch
@@ -116,6 +117,7 @@ def test_a_machine_on_which_a_command_runs_is_waited_for(
     assert story.did == [f"hibernate {machine.id}"]
 
 
+@pytest.mark.rule(16)
 def test_a_machine_that_its_market_may_show_late_is_waited_for_until_that_has_settled(
     lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +130,7 @@ def test_a_machine_that_its_market_may_show_late_is_waited_for_until_that_has_se
     assert story.did == [f"start on {machine.id}", f"hibernate {machine.id}"]
 
 
+@pytest.mark.rule(16)
 def test_each_gap_in_the_answers_is_waited_for_as_long(
     lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +150,7 @@ def test_each_gap_in_the_answers_is_waited_for_as_long(
     assert story.did == [f"start on {machine.id}", f"hibernate {machine.id}"]
 
 
+@pytest.mark.rule(16)
 def test_of_two_runs_that_a_schedule_makes_at_once_each_runs_its_command(
     lab: Lab, story: Story
 ) -> None:
@@ -200,6 +204,7 @@ class _Line:
         """Nothing waits."""
 
 
+@pytest.mark.rule(16)
 @pytest.mark.parametrize(
     ("state", "stop"),
     [
@@ -228,6 +233,7 @@ def test_a_run_that_slept_does_not_end_its_successors_attempt(
 _EARLY, _LATE = "0" * 12, "f" * 12
 
 
+@pytest.mark.rule(16)
 def test_a_job_that_has_begun_goes_on_whatever_the_clocks_say(lab: Lab, story: Story) -> None:
     machine, rental = handed_over(lab.opened)
     begun = left_job(lab, _LATE, created_unix=9.0, attempts=[attempt_on(machine, rental)])
@@ -238,6 +244,7 @@ def test_a_job_that_has_begun_goes_on_whatever_the_clocks_say(lab: Lab, story: S
     assert other is not None and other.state == "succeeded"
 
 
+@pytest.mark.rule(16)
 def test_a_waiting_job_is_cancelled_while_its_run_drives_the_one_before_it(
     lab: Lab, story: Story
 ) -> None:
@@ -261,6 +268,7 @@ def test_a_waiting_job_is_cancelled_while_its_run_drives_the_one_before_it(
     assert story.did == [f"hibernate {machine.id}"]
 
 
+@pytest.mark.rule(16)
 def test_of_two_jobs_that_begin_at_once_one_is_started_at_most(lab: Lab) -> None:
     """The other one began after this one's last look."""
     machine, rental = handed_over(lab.opened)
@@ -274,6 +282,7 @@ def test_of_two_jobs_that_begin_at_once_one_is_started_at_most(lab: Lab) -> None
     assert [(state.id, len(state.attempts)) for state in jobs.open()] == [(_LATE, 1), (_EARLY, 0)]
 
 
+@pytest.mark.rule(16)
 def test_a_job_looks_again_before_it_rents(
     lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +322,7 @@ def test_a_job_keeps_its_snapshot_while_a_rental_of_it_is_open(
     assert woken == ["s-1"]
 
 
+@pytest.mark.rule(16)
 @pytest.mark.parametrize("mine", [True, False])
 def test_a_stopped_job_hibernates_what_its_wake_handed_over_and_nothing_else(
     lab: Lab, story: Story, mine: bool
@@ -328,6 +338,7 @@ def test_a_stopped_job_hibernates_what_its_wake_handed_over_and_nothing_else(
     assert (f"hibernate {machine.id}" in story.did) == mine
 
 
+@pytest.mark.rule(16)
 @pytest.mark.parametrize("proofs", [True, False])
 def test_a_stopped_job_leaves_the_machine_that_a_user_woke_since(
     lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch, proofs: bool
@@ -444,6 +455,7 @@ def test_a_job_ends_when_the_end_of_its_machine_is_accepted(
     assert slow.market.alive[machine.id].state == "stopping"
 
 
+@pytest.mark.rule(22)
 def test_a_job_whose_machine_is_kept_for_data_beside_its_workspace_ends_and_says_so(
     lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -614,6 +626,7 @@ def test_a_machine_that_loses_every_book_gets_few(
     assert 12 <= len(handed) <= 36
 
 
+@pytest.mark.rule(11)
 @pytest.mark.parametrize("handed_over_book", [True, False])
 def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, handed_over_book: bool
@@ -645,6 +658,7 @@ def test_old_saves_are_deleted_once_the_machine_refers_to_the_new_one(
     assert (driven.job.kept_saves, driven.job.newest) == (kept, new)
 
 
+@pytest.mark.rule(11)
 def test_a_backup_leaves_the_saves_of_an_open_job_to_it(lab: Lab) -> None:
     save, between, newest = put_line(lab.store, 0, 30, 60)
     left = left_job(lab, kept_saves=[save])
@@ -657,6 +671,7 @@ def test_a_backup_leaves_the_saves_of_an_open_job_to_it(lab: Lab) -> None:
     assert [one.snapshot for one in after if not one.kept] == [between, save]  # it has ended
 
 
+@pytest.mark.rule(11)
 @pytest.mark.parametrize("killed", [False, True], ids=["lives", "killed before"])
 def test_a_job_whose_end_is_stored_deletes_its_saves(
     lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch, killed: bool
@@ -739,6 +754,7 @@ def _woken_next(lab: Lab, monkeypatch: pytest.MonkeyPatch, left: Job) -> tuple[J
     return ended, woken
 
 
+@pytest.mark.rule(12)
 @pytest.mark.parametrize("replica", [True, False], ids=["a replica", "a workstation"])
 @pytest.mark.parametrize("itself", [True, False], ids=["saved itself", "never saved"])
 def test_a_job_that_began_on_an_awake_machine_goes_on_from_what_that_machine_held(
@@ -788,6 +804,7 @@ def test_a_machine_that_a_user_has_just_woken_is_asked_again_before_another_one_
     assert story.did == [f"start on {woken.id}", f"hibernate {woken.id}"]
 
 
+@pytest.mark.rule(12)
 def test_the_backup_of_another_machine_is_no_save_of_a_job_that_has_none(
     lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -822,6 +839,7 @@ def test_the_report_says_where_a_frozen_command_did_not_go_on(lab: Lab) -> None:
     ]
 
 
+@pytest.mark.rule(11)
 def test_a_save_that_the_machine_reports_is_the_jobs_only_if_it_made_it(lab: Lab) -> None:
     """A machine that lies could have the user's own snapshots deleted."""
     machine, rental = handed_over(lab.opened)

@@ -100,6 +100,7 @@ def test_a_hibernate_that_was_killed_is_made_again(lab: Lab, step: str) -> None:
     assert hibernate_plainly(lab.opened).destroyed
 
 
+@pytest.mark.rule(22)
 @pytest.mark.parametrize("held", ["woken", "stored", "in the store"])
 def test_a_workspace_that_had_a_file_is_not_stored_as_an_empty_one(lab: Lab, held: str) -> None:
     machine = _created(lab, lab.opened)
@@ -124,6 +125,7 @@ def test_a_workspace_that_had_a_file_is_not_stored_as_an_empty_one(lab: Lab, hel
     assert len(lab.machines()) == 1 and [one.snapshot for one in lab.snapshots()] == before
 
 
+@pytest.mark.rule(22)
 def test_a_directory_in_the_place_of_the_one_that_torpor_made_is_no_empty_workspace(
     lab: Lab,
 ) -> None:
@@ -136,6 +138,7 @@ def test_a_directory_in_the_place_of_the_one_that_torpor_made_is_no_empty_worksp
     assert len(lab.machines()) == 1
 
 
+@pytest.mark.rule(22)
 @pytest.mark.parametrize("now", ["another boot", "another container", "not known"])
 def test_a_machine_that_has_started_again_may_lack_a_disk_that_its_user_mounted(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, now: str
@@ -157,6 +160,7 @@ def test_a_machine_that_has_started_again_may_lack_a_disk_that_its_user_mounted(
     assert len(lab.machines()) == 1
 
 
+@pytest.mark.rule(22)
 @pytest.mark.parametrize(
     ("sample", "why"),
     [
@@ -178,6 +182,7 @@ def test_a_person_may_have_mounted_a_disk_and_unmounted_it(
     assert len(lab.machines()) == 1
 
 
+@pytest.mark.rule(22)
 def test_a_workspace_with_excluded_files_alone_is_not_stored_as_an_empty_one(lab: Lab) -> None:
     """A pattern such as `*` may stand there by mistake."""
     opened = replace(lab.opened, spec=msgspec.structs.replace(lab.opened.spec, exclude=["*"]))

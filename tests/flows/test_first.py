@@ -93,6 +93,7 @@ def test_wake_says_when_what_comes_first_can_be_used(
     assert event["payload"]["names"] == report.first.names == 43
 
 
+@pytest.mark.rule(5)
 def test_a_wake_that_fails_after_that_destroys_its_machine(
     kept: Kept, ordered: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,6 +161,7 @@ def running(
             (made.place / "stop").touch()
 
 
+@pytest.mark.rule(16)
 def test_a_job_that_is_frozen_at_a_notice_goes_on_elsewhere_and_loses_nothing(
     running: Running,
 ) -> None:
@@ -219,6 +220,7 @@ def test_a_moments_fault_does_not_lose_what_is_frozen_and_its_machine_is_chosen_
     assert first.frozen is None and last.frozen is not None
 
 
+@pytest.mark.rule(16)
 def test_on_a_machine_that_somebody_else_woke_it_begins_from_the_files(running: Running) -> None:
     """They may be newer than what was frozen."""
     running.begin()
@@ -229,6 +231,7 @@ def test_on_a_machine_that_somebody_else_woke_it_begins_from_the_files(running: 
     assert [one.end for one in report.job.attempts] == ["machine lost", "command ended"]
 
 
+@pytest.mark.rule(16)
 def test_with_too_short_a_notice_it_goes_on_from_its_save(running: Running) -> None:
     running.begin()
     state = running.gives_notice(3)
@@ -243,6 +246,7 @@ def test_with_too_short_a_notice_it_goes_on_from_its_save(running: Running) -> N
     assert "its command was not frozen: it holds" in first.error
 
 
+@pytest.mark.rule(16)
 def test_where_the_market_leaves_the_machine_it_goes_on_there(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

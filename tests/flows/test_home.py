@@ -110,6 +110,7 @@ def _kept(lab: Lab, **options: Any) -> str:
     return str(kept.value)
 
 
+@pytest.mark.rule(22)
 def test_what_was_written_in_a_home_by_mistake_outlives_the_machine(
     sealed_lab: Lab, home: Path
 ) -> None:
@@ -185,6 +186,7 @@ def _store_without_an_end(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
             hibernate_plainly(lab.opened)
 
 
+@pytest.mark.rule(22)
 def test_of_each_machine_those_go_whose_files_are_all_in_the_last_of_its_home(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +229,7 @@ def _lead_elsewhere(home: Path) -> None:
     (home / "proj" / "latest").symlink_to("same.py")
 
 
+@pytest.mark.rule(22)
 @pytest.mark.parametrize("act", [_hide, _make_an_environment, _edit, _lead_elsewhere])
 def test_an_earlier_snapshot_of_a_home_stays_where_it_alone_holds_files(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[Path], None]
@@ -242,6 +245,7 @@ def test_an_earlier_snapshot_of_a_home_stays_where_it_alone_holds_files(
         assert "~/proj/model.py" in {row["path"] for row in snapshots.fn(HOME, first).shown}
 
 
+@pytest.mark.rule(22)
 def test_the_retention_of_the_workspace_deletes_nothing_of_a_home(
     sealed_lab: Lab, home: Path
 ) -> None:
@@ -369,6 +373,7 @@ class _Typed:
         return self.left.pop(0)
 
 
+@pytest.mark.rule(22)
 @pytest.mark.parametrize(
     "name", [".env", "deep/.ssh/config", "id_ed25519", "server.pem", "hf/token", "credentials.json"]
 )
@@ -418,6 +423,7 @@ def test_pipes_and_sockets_are_no_data(sealed_lab: Lab, home: Path) -> None:
         assert hibernate_plainly(sealed_lab.opened).destroyed
 
 
+@pytest.mark.rule(22)
 def test_data_behind_a_link_of_a_home_keeps_the_machine(sealed_lab: Lab, home: Path) -> None:
     _work_in(home)
     (home / ".big").mkdir()
@@ -454,6 +460,7 @@ class _Killed(BaseException):
     """The control side is gone."""
 
 
+@pytest.mark.rule(22)
 def test_a_hibernate_that_is_killed_at_any_step_keeps_the_machine_and_the_next_one_ends_it(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,6 +489,7 @@ def test_a_hibernate_that_is_killed_at_any_step_keeps_the_machine_and_the_next_o
     assert _restored(lab) == was
 
 
+@pytest.mark.rule(22)
 def test_an_agent_that_is_lost_at_any_step_loses_no_file(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -519,6 +527,7 @@ def test_an_agent_that_is_lost_at_any_step_loses_no_file(
             delete_snapshots.fn(HOME, ids, even_newest=ids[-1])
 
 
+@pytest.mark.rule(22)
 def test_what_changes_in_a_home_until_the_last_moment_is_stored_too(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -556,6 +565,7 @@ def _late(home: Path) -> None:
     (home / "late.py").write_text("the first of its kind")
 
 
+@pytest.mark.rule(22)
 @pytest.mark.parametrize("settings", [{}, {"only_if_idle": True}])
 def test_the_first_file_that_is_written_after_the_look_is_stored_too(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, bool]
@@ -585,6 +595,7 @@ def test_what_was_accepted_may_also_come_after_the_look(
     assert hibernate_plainly(lab.opened, accept_lost=[accepted]).destroyed
 
 
+@pytest.mark.rule(22)
 def test_a_look_at_the_last_moment_that_is_not_answered_keeps_the_machine(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -594,6 +605,7 @@ def test_a_look_at_the_last_moment_that_is_not_answered_keeps_the_machine(
     assert "whether you wrote files beside the workspace is not known: the look at" in _kept(lab)
 
 
+@pytest.mark.rule(22)
 @pytest.mark.parametrize("own", [True, False], ids=["with files before", "without"])
 def test_a_person_is_asked_again_about_what_was_written_after_the_question(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch, own: bool
@@ -748,6 +760,7 @@ def test_a_file_that_cannot_be_read_keeps_the_machine_and_the_workspace_is_store
     assert lab.verify_listed() == 1
 
 
+@pytest.mark.rule(22)
 def test_a_key_that_comes_at_the_last_moment_keeps_the_machine(
     sealed_lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -800,6 +813,7 @@ def test_the_first_file_after_the_look_over_ssh_and_a_real_store(
     assert report.destroyed and "late.py: 21 bytes" in report.beside[0]
 
 
+@pytest.mark.rule(22)
 def test_over_ssh_and_a_real_store(sealed_world: World, tmp_path: Path) -> None:
     world = sealed_world
     home = world.home(world.rent().id)

@@ -294,6 +294,7 @@ def _empty(bucket: Bucket) -> Iterator[None]:
         aside.rename(place)
 
 
+@pytest.mark.rule(7, "H10")
 @pytest.mark.parametrize("flow", FLOWS, ids=FLOW_IDS)
 @pytest.mark.parametrize("forgery", FORGERIES, ids=[one.name for one in FORGERIES])
 def test_a_forged_manifest_is_refused_before_anything_is_rented_or_written(
@@ -355,6 +356,7 @@ def test_an_honest_bucket_comes_through(bucket: Bucket, machine: Path, flow: Flo
         assert differences(was, facts(machine / "workspace")) == []
 
 
+@pytest.mark.rule("H16")
 @pytest.mark.parametrize("flow", COME_THROUGH, ids=lambda one: one.name)
 @pytest.mark.parametrize("spoil", SPOILS)
 def test_of_a_spoiled_pack_nothing_is_handed_over(
@@ -378,6 +380,7 @@ def test_of_a_spoiled_pack_nothing_is_handed_over(
 # -- whose word counts
 
 
+@pytest.mark.rule(7)
 def test_directories_that_the_user_names_are_restored_and_reported(
     bucket: Bucket, machine: Path
 ) -> None:
@@ -395,6 +398,7 @@ def test_directories_that_the_user_names_are_restored_and_reported(
     bucket.run(flows.sync.fn, machine=OWN, accept_paths=["~/old"])
 
 
+@pytest.mark.rule(7)
 def test_a_snapshot_from_before_a_path_was_added_or_tidied_is_restored(
     bucket: Bucket, machine: Path
 ) -> None:
@@ -405,6 +409,7 @@ def test_a_snapshot_from_before_a_path_was_added_or_tidied_is_restored(
     assert not (machine / "more").exists()
 
 
+@pytest.mark.rule(7)
 def test_a_job_goes_on_from_the_save_before_one_with_other_directories(bucket: Bucket) -> None:
     _of_roots("", PACKAGES).edit(bucket)
     (agent,) = {receipt.agent for _, receipt in verified_snapshots(bucket.store, DEMO)}
@@ -426,6 +431,7 @@ class _Liar(_Session):
         return super().call(request, **options)
 
 
+@pytest.mark.rule(7)
 def test_a_machine_that_stored_another_directory_is_not_believed(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,6 +445,7 @@ def test_a_machine_that_stored_another_directory_is_not_believed(
     liar.runs.close()
 
 
+@pytest.mark.rule("H15")
 @pytest.mark.parametrize("claimed", [{}, {"bytes": -(1 << 60)}, {"bytes": 1 << 60}])
 def test_a_machine_is_rented_for_the_files_and_not_for_a_claim(
     bucket: Bucket, claimed: dict[str, int]

@@ -98,6 +98,7 @@ def _quiet() -> Iterator[None]:
     log.disabled = False
 
 
+@pytest.mark.rule("H12")
 @pytest.mark.parametrize("lie", LIES)
 def test_hibernate_destroys_no_machine_that_lies_without_a_verified_snapshot(
     lab: Lab, lie: str, monkeypatch: pytest.MonkeyPatch
@@ -122,6 +123,7 @@ def test_hibernate_destroys_no_machine_that_lies_without_a_verified_snapshot(
     assert liar.step, "it never lied"
 
 
+@pytest.mark.rule("H12")
 @pytest.mark.parametrize("lie", LIES)
 def test_a_wake_of_a_machine_that_lies_ends_with_an_error_of_ours_and_keeps_the_snapshot(
     lab: Lab, lie: str, monkeypatch: pytest.MonkeyPatch

@@ -169,6 +169,7 @@ class Starts(PlainRunner):
         return "run one"
 
 
+@pytest.mark.rule("H7")
 @pytest.mark.parametrize("error", [TypeError("'int' object"), RecursionError(), MemoryError()])
 @pytest.mark.parametrize("who", [_store, _market, _machine])
 def test_whatever_one_raises_the_others_are_seen_to_in_the_same_look(
@@ -211,6 +212,7 @@ def test_whatever_one_raises_the_others_are_seen_to_in_the_same_look(
     store.close()
 
 
+@pytest.mark.rule("H7")
 @pytest.mark.parametrize("drips", [True, False])
 def test_a_store_that_ends_no_answer_holds_up_a_look_only_so_long(
     lab: Lab, drips: bool, monkeypatch: pytest.MonkeyPatch

@@ -147,6 +147,7 @@ def test_a_program_that_is_not_there_is_the_users_mistake(lab: Lab, place: Path)
     assert "no-such-program" in ended.why and lab.machines() == []
 
 
+@pytest.mark.rule(16)
 def test_a_lost_machine_costs_what_came_after_the_newest_save(world: World, tmp_path: Path) -> None:
     _placed(world)
     hibernate_plainly(world.opened, destroy=False)
@@ -177,6 +178,7 @@ def test_a_job_that_is_stopped_may_keep_its_machine(lab: Lab, place: Path) -> No
     assert len(lab.machines()) == 1 and lab.snapshots() == []
 
 
+@pytest.mark.rule(16)
 def test_a_job_whose_run_is_killed_is_continued_and_its_command_not_started_twice(
     world: World, tmp_path: Path
 ) -> None:
@@ -218,6 +220,7 @@ def test_the_agent_and_the_supervisor_may_be_killed(world: World, tmp_path: Path
     assert report.job.state == "succeeded" and world.machines() == []
 
 
+@pytest.mark.rule(16)
 def test_a_command_that_removes_torpors_folder_is_begun_once(world: World) -> None:
     """`rm -rf ~/.*` cleans a home, and removes the agent's bundle and the job's folder with it."""
     _placed(world)
@@ -229,6 +232,7 @@ def test_a_command_that_removes_torpors_folder_is_begun_once(world: World) -> No
     assert (_woken(world) / "begun").read_text() == "1\nits end\n"
 
 
+@pytest.mark.rule(16)
 def test_an_attempt_that_its_machine_has_forgotten_is_not_begun_again(
     lab: Lab, place: Path
 ) -> None:
@@ -249,6 +253,7 @@ def test_an_attempt_that_its_machine_has_forgotten_is_not_begun_again(
     assert (_woken(lab) / "begun").read_text() == "2\n"
 
 
+@pytest.mark.rule(16)
 def test_an_end_that_was_stored_is_not_done_again(lab: Lab, place: Path) -> None:
     """The run was killed between the end of the machine and the end of the job."""
     report = _run(lab, _FINE)
@@ -263,6 +268,7 @@ def test_an_end_that_was_stored_is_not_done_again(lab: Lab, place: Path) -> None
     assert lab.machines() == []
 
 
+@pytest.mark.rule(16)
 def test_a_workspace_of_a_job_is_not_hibernated_by_others(lab: Lab, place: Path) -> None:
     with _running(lab, _LONG) as ended:
         job_ = _open(lab)
@@ -321,6 +327,7 @@ def test_a_command_that_removes_its_workspace_keeps_the_machine(lab: Lab, place:
     assert before in [one.snapshot for one in list_snapshots(lab.store, lab.opened.spec.name)]
 
 
+@pytest.mark.rule(16)
 @pytest.mark.parametrize("says", [None, WorkspaceBusy, HandedOver], ids=["on", "busy", "over"])
 def test_a_wake_by_somebody_else_ends_no_job(
     lab: Lab, place: Path, monkeypatch: pytest.MonkeyPatch, says: type[TorporError] | None
@@ -340,6 +347,7 @@ def test_a_wake_by_somebody_else_ends_no_job(
     assert report.job.state == "succeeded" and lab.machines() == []
 
 
+@pytest.mark.rule(16)
 def test_a_user_may_keep_the_machine_until_it_is_destroyed(
     lab: Lab, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

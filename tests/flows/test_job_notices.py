@@ -172,6 +172,7 @@ def test_the_machine_saves_on_the_jobs_schedule_while_nobody_is_there(world: Wor
     assert not any(one.autosave for one in line)  # the verified ones have their work
 
 
+@pytest.mark.rule(16)
 @pytest.mark.parametrize("goes", [True, False], ids=["goes", "stays"])
 def test_a_command_that_ends_with_its_machine_has_not_failed(world: World, goes: bool) -> None:
     """A machine that shuts down sends SIGTERM to torpor's processes and to the command alike."""

@@ -44,6 +44,7 @@ def _hibernate(lab: Lab, at: str, do: Callable[[], object]) -> None:
     assert not left, "the step did not come"
 
 
+@pytest.mark.rule(1)
 def test_what_was_written_while_the_provider_was_silent_is_stored(
     lab: Lab, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +72,7 @@ def test_what_was_written_while_the_provider_was_silent_is_stored(
     assert (woken / "early").exists()
 
 
+@pytest.mark.rule(1)
 def test_a_job_that_is_asked_for_during_a_hibernation_keeps_the_machine(
     lab: Lab, place: Path
 ) -> None:
@@ -89,6 +91,7 @@ def test_a_job_that_is_asked_for_during_a_hibernation_keeps_the_machine(
     assert len(lab.snapshots()) == 1  # the snapshot is whole all the same
 
 
+@pytest.mark.rule(1)
 @pytest.mark.usefixtures("needs_server")
 @pytest.mark.parametrize("serves", [False, True], ids=["job", "server"])
 def test_a_command_that_was_started_during_a_hibernation_keeps_the_machine(

@@ -45,6 +45,7 @@ def _link_out(home: Path) -> None:
     (home / "workspace" / "python3").symlink_to("/usr/bin/python3")  # as in each venv
 
 
+@pytest.mark.rule(22)
 def test_a_link_that_leads_out_to_data_keeps_the_machine(lab: Lab, home: Path) -> None:
     _link_out(home)
     with pytest.raises(
@@ -155,6 +156,7 @@ def test_a_backup_warns_of_a_link_that_leads_out(
     assert "python3" not in caplog.text
 
 
+@pytest.mark.rule(22)
 def test_what_is_left_behind_is_in_the_report_and_told_at_the_wake(lab: Lab, home: Path) -> None:
     (home / "data" / "raw").mkdir(parents=True)
     (home / "data" / "raw" / "a").write_bytes(b"x" * 3_100_000)
@@ -177,6 +179,7 @@ def test_what_is_left_behind_is_in_the_report_and_told_at_the_wake(lab: Lab, hom
     )
 
 
+@pytest.mark.rule(22)
 def test_a_block_that_refuses_losses_keeps_the_machine_above_its_size(lab: Lab, home: Path) -> None:
     (home / ".data").mkdir()
     (home / ".data" / "a").write_bytes(b"x" * 3_000_000)
@@ -188,6 +191,7 @@ def test_a_block_that_refuses_losses_keeps_the_machine_above_its_size(lab: Lab, 
     assert hibernate_plainly(wide).destroyed
 
 
+@pytest.mark.rule(22)
 def test_what_comes_during_a_long_upload_counts_where_the_block_refuses_losses(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +228,7 @@ def _work_in_the_home(home: Path) -> None:
     (home / ".vscode-server" / "server").write_bytes(b"x" * 50_000)
 
 
+@pytest.mark.rule(22)
 @pytest.mark.parametrize("settings", [{}, {"only_if_idle": True}])
 def test_work_beside_the_workspace_keeps_the_machine_where_nobody_can_be_asked(
     lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, bool]
@@ -244,6 +249,7 @@ def test_work_beside_the_workspace_keeps_the_machine_where_nobody_can_be_asked(
     assert hibernate_plainly(lab.opened, accept_lost=["~/*"], **settings).destroyed
 
 
+@pytest.mark.rule(22)
 def test_a_first_session_that_worked_in_the_home_by_mistake_loses_nothing(
     lab: Lab, terminal: Terminal
 ) -> None:
@@ -292,6 +298,7 @@ def test_work_beside_the_workspace_is_accepted_by_its_names_and_moved_work_is_st
     assert (lab.workspace(report.machine) / "proj" / "model.py").exists()
 
 
+@pytest.mark.rule(22)
 def test_a_person_at_the_terminal_is_asked_once_before_the_machine_ends(
     lab: Lab, home: Path, terminal: Terminal
 ) -> None:
@@ -329,6 +336,7 @@ def test_a_long_look_that_fails_hides_nothing_in_a_home(
     assert any("not looked at: the machine: its process ended" in line for line in report.lost)
 
 
+@pytest.mark.rule(22)
 def test_a_look_that_fails_is_not_an_empty_home(
     lab: Lab, home: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

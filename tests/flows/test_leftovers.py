@@ -49,6 +49,7 @@ DEPLOY = LiveRun("deploy-demo", "deploy", "demo", time.time())
 SILENT = LeftLook(None, error="no connection")
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize(
     ("look", "live", "killed", "words"),
     [
@@ -81,6 +82,7 @@ def test_a_run_that_hands_nothing_over_for_hours_is_told_of_and_ends_nothing(
     assert found.killed and found.act == "" and "cancel it in the UI" in found.next_step
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize(
     ("rule", "used", "has_job", "act"),
     [
@@ -114,6 +116,7 @@ def test_what_a_killed_run_left_beside_a_workspace_is_ended_also_where_it_is_sil
     assert judge_left(DEMO, MACHINE, rental, LeftLook(True), [], rule, False).act == ""
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize("prefix", RESERVED)
 def test_the_machine_of_a_killed_benchmark_drill_or_node_ends(lab: Lab, prefix: str) -> None:
     server = AlertMemory()
@@ -150,6 +153,7 @@ def _look(lab: Lab, server: AlertMemory, **spec: Any) -> tuple[WatchReport, list
     return report, server.take()
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_machine_of_a_killed_wake_is_told_of_and_ended_or_hibernated(
     stored: Lab, whole: bool
@@ -231,6 +235,7 @@ def test_what_a_killed_create_rented_for_a_person_is_only_reported(lab: Lab) -> 
     assert len(lab.machines()) == 1
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize("rule", ["end", "continue"])
 def test_a_whole_restore_of_an_older_snapshot_is_hibernated_or_handed_over(
     stored: Lab, rule: Literal["end", "continue"]
@@ -257,6 +262,7 @@ def test_a_whole_restore_of_an_older_snapshot_is_hibernated_or_handed_over(
         assert not (stored.workspace(rental.machine) / "later").exists()
 
 
+@pytest.mark.rule("H17")
 @pytest.mark.parametrize("shows", ["somebody was logged in", "it saves itself", "nothing"])
 def test_a_machine_in_use_whose_older_record_was_put_back_is_handed_over_again(
     stored: Lab, monkeypatch: pytest.MonkeyPatch, shows: str
@@ -285,6 +291,7 @@ def test_a_machine_in_use_whose_older_record_was_put_back_is_handed_over_again(
     assert report.left[0].next_step == "it was woken"
 
 
+@pytest.mark.rule(5)
 def test_the_machine_of_a_live_deploy_stays(stored: Lab) -> None:
     """It gave the agent back when its restore ended, and hands the machine over at its end."""
     server = AlertMemory()
@@ -327,6 +334,7 @@ class _TwoBlocks(PlainRunner):
         return "run one"
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize(
     ("changes", "act", "words"),
     [

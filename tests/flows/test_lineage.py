@@ -86,6 +86,7 @@ def _fleet(machines: int) -> Iterator[Fleet]:
         yield fleet
 
 
+@pytest.mark.rule(12)
 def test_newer_work_of_another_machine_is_not_taken_back_without_a_word() -> None:
     with _fleet(3) as fleet:
         a, b, c = fleet.machines
@@ -120,6 +121,7 @@ STEPS = st.sampled_from(
 )  # fmt: skip
 
 
+@pytest.mark.rule(12)
 @settings(max_examples=20)
 @given(steps=st.lists(st.tuples(STEPS, st.integers(0, 5)), min_size=4, max_size=14))
 def test_no_order_of_flows_loses_work_that_nobody_has_given_up(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from flows import create
 from tests.fixtures.plain_flows import run_plainly
 from tests.fixtures.ssh_client import Client
@@ -12,6 +14,7 @@ from tests.fixtures.waiting import PATIENCE_S
 from tests.fixtures.world import World
 
 
+@pytest.mark.rule(22)
 def test_a_person_begins_in_the_workspace_and_a_command_in_the_home(
     world: World, tmp_path: Path
 ) -> None:

@@ -249,6 +249,7 @@ def test_a_job_that_is_stopped_leaves_no_other_node(
         assert kept.id == job_.attempts[0].machine
 
 
+@pytest.mark.rule(5)
 def test_nodes_of_another_job_that_has_not_ended_stay(lab: Lab) -> None:
     working = left_job(lab)
     of_job = replace(nodes_of(lab.opened), job=working.id)
@@ -260,6 +261,7 @@ def test_nodes_of_another_job_that_has_not_ended_stay(lab: Lab) -> None:
     assert lab.machines() == [] and of_job.rentals.open() == []
 
 
+@pytest.mark.rule(5)
 def test_nodes_that_are_ready_when_another_run_drives_the_job_are_ended(nodes: Lab) -> None:
     def record(others: list[Node]) -> None:
         assert len(others) == 2

@@ -35,6 +35,7 @@ def _job(lab: Lab, newest: SnapshotId) -> Job:
     return lab.opened.jobs.take(job, "a run")
 
 
+@pytest.mark.rule(13)
 @pytest.mark.parametrize("by", ["job", "machine"])
 def test_a_lost_snapshot_stops_a_prune_until_its_user_gives_it_up(by: str, lab: Lab) -> None:
     """A job goes on from it, or a machine was destroyed because it was stored."""
@@ -56,6 +57,7 @@ def test_a_lost_snapshot_stops_a_prune_until_its_user_gives_it_up(by: str, lab: 
         lab.opened.jobs.end(job)
 
 
+@pytest.mark.rule(13)
 def test_what_ended_jobs_and_earlier_machines_name_stops_no_prune(lab: Lab) -> None:
     """Retention of versions before deletion records deleted such snapshots."""
     place = lab.workspace(lab.rent().id)

@@ -82,6 +82,7 @@ def _machines(report: Reconciliation, kind: Kind) -> list[str]:
     return [one.machine.id for one in report.findings if one.kind == kind and one.machine]
 
 
+@pytest.mark.rule(5)
 def test_without_names_it_tells_all_and_changes_nothing(lab: Lab) -> None:
     mine = lab.rent()
     left, _ = _left(lab)
@@ -126,6 +127,7 @@ def test_a_machine_whose_rental_ends_meanwhile_is_not_lost(
     assert _reconcile(lab).findings == []
 
 
+@pytest.mark.rule(5)
 def test_a_machine_that_never_answers_again_is_ended_by_name_and_wake_comes_through(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +164,7 @@ def test_what_a_drill_left_is_ended_by_name_though_it_answers(lab: Lab) -> None:
     assert lab.machines() == []
 
 
+@pytest.mark.rule(5)
 def test_where_one_of_the_named_may_not_be_ended_none_is(lab: Lab) -> None:
     mine, (answers, _), (dead, _) = lab.rent(), _left(lab), _silent(lab)
     with pytest.raises(UnsafeDestroy, match=f"{mine.id} was handed over"):
@@ -271,6 +274,7 @@ def test_a_machine_that_cannot_be_ended_does_not_stop_the_others(
     assert _reconcile(lab, end=[first.id]).ended == [first.id]
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize("meanwhile", ["handed over", "ended"])
 def test_a_machine_that_was_handed_over_by_the_time_of_its_destroy_is_left(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, meanwhile: str
@@ -289,6 +293,7 @@ def test_a_machine_that_was_handed_over_by_the_time_of_its_destroy_is_left(
     assert [one.id for one in lab.machines()] == [machine.id]
 
 
+@pytest.mark.rule(5)
 def test_a_rental_at_an_account_without_a_block_is_closed_by_name_and_wake_may_rent(
     lab: Lab,
 ) -> None:
@@ -324,6 +329,7 @@ def _state(lab: Lab) -> str:
     return rental.state
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize(
     ("fault", "error", "words"),
     [
@@ -385,6 +391,7 @@ def test_what_one_look_does_not_say_the_next_one_may(
     assert stored.machines() == [] and len(stored.snapshots()) == 2
 
 
+@pytest.mark.rule(5)
 def test_where_no_sampler_says_who_is_there_a_whole_restore_is_only_handed_over(
     stored: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -425,6 +432,7 @@ def _reconcile_and(lab: Lab, step: str, does: Callable[[], object], *machines: M
         reconcile.fn(WORKSPACE, left=[*machines])
 
 
+@pytest.mark.rule(5)
 def test_who_logs_in_while_it_is_hibernated_keeps_the_machine(
     stored: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -455,6 +463,7 @@ def test_where_a_hibernation_cannot_be_started_the_others_are_seen_to(
     assert f"machine {whole} was handed over, and not hibernated: " in caplog.text
 
 
+@pytest.mark.rule(5)
 def test_who_logs_in_before_an_unfinished_restore_is_ended_keeps_the_machine(
     stored: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -479,6 +488,7 @@ def test_a_machine_that_saves_itself_is_not_ended_as_an_unfinished_restore(
     assert (_state(stored), len(stored.machines())) == ("standing", 1)
 
 
+@pytest.mark.rule(5)
 def test_an_unfinished_restore_that_cannot_be_ended_is_not_called_ended(
     stored: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -493,6 +503,7 @@ def test_an_unfinished_restore_that_cannot_be_ended_is_not_called_ended(
     assert f"machine {left.id} was ended" not in caplog.text
 
 
+@pytest.mark.rule(5)
 def test_a_run_that_begins_meanwhile_keeps_what_was_rented_for_a_first_job(lab: Lab) -> None:
     left, rental = _left(lab)
     lab.opened.rentals.change(rental, job=JOB)
@@ -505,6 +516,7 @@ def test_a_run_that_begins_meanwhile_keeps_what_was_rented_for_a_first_job(lab: 
     assert _state(lab) == "standing"
 
 
+@pytest.mark.rule(6)
 def test_what_was_rented_for_a_first_job_is_held_while_it_is_handed_over(lab: Lab) -> None:
     left, rental = _left(lab)
     lab.opened.rentals.change(rental, job=JOB)
@@ -520,6 +532,7 @@ def test_what_was_rented_for_a_first_job_is_held_while_it_is_handed_over(lab: La
     assert len(refused) == 1 and lab.machines() == []  # handed over, given back and hibernated
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize("job", ["", JOB], ids=["a wake", "another job"])
 @pytest.mark.parametrize(
     ("step", "is_whole"),
@@ -563,6 +576,7 @@ def test_a_machine_that_is_taken_up_while_the_one_before_is_ended_is_left(stored
     assert [one.id for one in stored.machines()] == [second.id] and _state(stored) == "standing"
 
 
+@pytest.mark.rule(5)
 def test_the_machine_of_a_create_under_way_is_left_to_it(lab: Lab) -> None:
     kept = []
 
@@ -594,6 +608,7 @@ def test_an_empty_machine_that_another_run_takes_up_is_left_to_it(lab: Lab, job:
     assert (now.state, now.job) == ("standing", job)
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize("who", ["a wake", "its job"])
 def test_who_begins_before_an_unfinished_restore_is_ended_keeps_the_machine(
     stored: Lab, who: str
@@ -652,6 +667,7 @@ def test_what_a_killed_create_left_is_hibernated_by_name(lab: Lab) -> None:
     assert lab.machines() == [] and len(lab.snapshots()) == 1
 
 
+@pytest.mark.rule(5)
 def test_a_part_of_a_deleted_snapshot_is_neither_stored_nor_ended(lab: Lab) -> None:
     """It would be the newest snapshot of the workspace."""
     left, _ = _left(lab)

@@ -112,6 +112,7 @@ def test_a_job_that_is_driven_is_left_alone(lab: Lab) -> None:
     assert "; open jobs: 1" in report.message()
 
 
+@pytest.mark.rule(16)
 @pytest.mark.parametrize(
     ("driver", "given_up"),
     [("running", True), ("ended", False), ("unknown", False)],
@@ -132,6 +133,7 @@ def test_a_job_whose_run_is_silent_is_continued_once_and_its_slot_is_freed(
     assert again.jobs == report.jobs
 
 
+@pytest.mark.rule(16)
 def test_a_run_that_is_cancelled_cancels_its_own_job_and_not_the_one_that_it_drives_meanwhile(
     lab: Lab,
 ) -> None:
@@ -180,6 +182,7 @@ def test_a_dry_run_only_reports(lab: Lab) -> None:
     assert lab.opened.jobs.stop_asked(job.id) is None
 
 
+@pytest.mark.rule(16)
 def test_a_job_whose_run_was_cancelled_is_continued_to_be_stopped(lab: Lab) -> None:
     job = _job(lab.opened, LOST_S - 60, on_cancel="keep")
     _, prefect = _watch(lab.opened, driver="cancelled")
@@ -239,6 +242,7 @@ def test_a_job_whose_turn_has_not_come_needs_no_run_unless_it_is_stopped(lab: La
     assert prefect.did == [("start", "critical", "a-block", later.id)]
 
 
+@pytest.mark.rule("H17")
 def test_one_forged_request_to_stop_a_job_is_that_jobs_trouble_alone(lab: Lab) -> None:
     """Whoever writes in the bucket ended every look of watch by it, at all workspaces."""
     first = _job(lab.opened, LOST_S + 1)

@@ -63,6 +63,7 @@ def _overview(lab: Lab) -> Overviews:
     return Overviews(seen)
 
 
+@pytest.mark.rule("H17")
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("kind", ["rentals/open", "rentals/ended", "jobs/open", "jobs/ended"])
 def test_what_things_cost_is_shown_without_it(
@@ -129,6 +130,7 @@ def test_a_refused_record_of_what_has_ended_asks_no_market(
     assert key in row.trouble and "503" not in row.trouble
 
 
+@pytest.mark.rule("H17")
 def test_a_refused_rental_hides_no_other_machine_of_its_workspace(
     lab: Lab, refuse: Callable[..., ObjectKey], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +188,7 @@ def test_the_list_of_jobs_and_the_cost_of_one_name_it(
     assert rental in str(answer.rows())
 
 
+@pytest.mark.rule("H17")
 @pytest.mark.parametrize("kind", ["rentals/open", "rentals/ended", "jobs/open"])
 def test_prune_deletes_nothing_while_it_is_there(
     lab: Lab, refuse: Callable[..., ObjectKey], kind: str

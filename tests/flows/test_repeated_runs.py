@@ -86,6 +86,7 @@ def test_the_second_of_two_says_as_what_the_first_has_hibernated(
     assert tried.count(at) == 1, "it was tried again"
 
 
+@pytest.mark.rule(5)
 def test_the_sweep_is_a_step_of_a_wake_and_not_on_the_way_of_a_hibernation(
     lab: Lab, place: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_the_sweep_is_a_step_of_a_wake_and_not_on_the_way_of_a_hibernation(
     assert sweep < steps.index("find what was left") < steps.index("create machine")
 
 
+@pytest.mark.rule(6)
 def test_a_wake_that_a_hibernation_overtakes_brings_no_older_state(lab: Lab, place: Path) -> None:
     run_plainly(lab.opened, flows.backup)
     (place / "later").write_text("later work")
@@ -118,6 +120,7 @@ def test_a_wake_that_a_hibernation_overtakes_brings_no_older_state(lab: Lab, pla
     assert wake_plainly(lab.opened).snapshot == slept[0].snapshot
 
 
+@pytest.mark.rule(6)
 def test_a_deploy_that_a_hibernation_overtakes_brings_no_older_state(lab: Lab, place: Path) -> None:
     hibernate_plainly(lab.opened)
     slept: list[HibernateReport | None] = []
@@ -155,6 +158,7 @@ def test_a_workspace_that_was_never_anywhere_is_an_error(lab: Lab) -> None:
         hibernate_plainly(lab.opened)
 
 
+@pytest.mark.rule(3)
 def test_only_a_closed_rental_with_a_verified_snapshot_is_sleep(lab: Lab, place: Path) -> None:
     hibernate_plainly(lab.opened)
     woken = wake_plainly(lab.opened)

@@ -222,6 +222,7 @@ def test_no_machine_is_replaced_while_one_that_failed_cannot_be_ended(
     assert len(kept.lab.machines()) == 3, "those that it began with"
 
 
+@pytest.mark.rule(5)
 def test_a_killed_run_is_continued_and_its_surplus_machines_are_destroyed(kept: Kept) -> None:
     left = {kept.unfinished(restored=restored).id for restored in (0, 2, 1)}
     with raises(InvalidInput, "did not finish", "3 machines", "run replicate again"):
@@ -231,6 +232,7 @@ def test_a_killed_run_is_continued_and_its_surplus_machines_are_destroyed(kept: 
     kept.identical(1)
 
 
+@pytest.mark.rule(5)
 def test_cancelling_destroys_what_was_not_handed_over(kept: Kept) -> None:
     look = Fleet._look_at_machines
 
@@ -309,6 +311,7 @@ def test_a_machine_that_is_gone_before_its_session_is_open_is_not_tried_again(
     assert len(tried) == 1
 
 
+@pytest.mark.rule(5)
 def test_a_machine_that_another_run_handed_over_is_left_alone(kept: Kept) -> None:
     opened = kept.lab.opened
     machine, rental = standing(opened)
@@ -317,6 +320,7 @@ def test_a_machine_that_another_run_handed_over_is_left_alone(kept: Kept) -> Non
     assert [machine.id for machine in kept.lab.machines()] == [machine.id]
 
 
+@pytest.mark.rule(5)
 def test_one_that_is_handed_over_while_it_is_about_to_be_destroyed_is_left_alone(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +340,7 @@ def test_one_that_is_handed_over_while_it_is_about_to_be_destroyed_is_left_alone
     assert [machine.id for machine in kept.lab.machines()] == [left.id]
 
 
+@pytest.mark.rule(5)
 def test_a_machine_that_another_run_handed_over_while_it_was_waited_for_is_not_ended(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,6 +364,7 @@ def test_a_machine_that_another_run_handed_over_while_it_was_waited_for_is_not_e
     assert {machine.id for machine in kept.lab.machines()} == {waits[0], report.ready[0].machine}
 
 
+@pytest.mark.rule(5)
 def test_a_failed_run_leaves_a_machine_while_the_records_cannot_be_read(kept: Kept) -> None:
     opened = kept.lab.opened
     _, rental = standing(opened)
@@ -376,6 +382,7 @@ def test_a_failed_run_leaves_a_machine_while_the_records_cannot_be_read(kept: Ke
     assert kept.lab.machines() == []
 
 
+@pytest.mark.rule(5)
 def test_a_machine_that_this_run_held_and_lost_to_another_one_is_left_alone(kept: Kept) -> None:
     """It lost its connection; meanwhile another run continued with it and handed it over."""
     opened = kept.lab.opened
@@ -387,6 +394,7 @@ def test_a_machine_that_this_run_held_and_lost_to_another_one_is_left_alone(kept
     assert [machine.id for machine in kept.lab.machines()] == [tenancy.machine.id]
 
 
+@pytest.mark.rule(5)
 def test_two_wakes_at_once_hand_over_one_machine(kept: Kept) -> None:
     """The second began before the first one's machine was listed."""
     opened = kept.lab.opened

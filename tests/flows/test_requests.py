@@ -19,6 +19,8 @@ from torpor.shared.format.names import manifest_key
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import ObjectKey, StoredObject
 
+pytestmark = pytest.mark.rule(1)
+
 
 class Counting(MemoryStore):
     """``asked``: the kind of each request, with the key or prefix."""

@@ -12,6 +12,7 @@ from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
 from tests.fixtures.world import World
 
 
+@pytest.mark.rule(23)
 def test_results_come_here_without_a_machine_of_the_workspace(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

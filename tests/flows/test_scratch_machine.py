@@ -72,6 +72,7 @@ def test_a_failure_leaves_nothing_either(lab: Lab) -> None:
     assert _left(lab) == []
 
 
+@pytest.mark.rule(5)
 def test_a_machine_whose_request_is_interrupted_is_gone_too(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_machine_whose_request_is_interrupted_is_gone_too(
     assert _left(lab) == []
 
 
+@pytest.mark.rule(5)
 def test_a_machine_at_another_provider_is_not_forgotten(lab: Lab) -> None:
     """A killed benchmark left it; then one ran with a provider that does not know it."""
     opened = _named(lab.opened)
@@ -105,6 +107,7 @@ def test_a_machine_at_another_provider_is_not_forgotten(lab: Lab) -> None:
     assert _left(lab) == []
 
 
+@pytest.mark.rule(5)
 def test_a_scratch_machine_that_cannot_be_ended_does_not_stop_the_others(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +134,7 @@ def test_a_scratch_machine_that_cannot_be_ended_does_not_stop_the_others(
     assert _left(lab) == []
 
 
+@pytest.mark.rule(5)
 def test_work_from_before_a_name_was_reserved_is_left(lab: Lab) -> None:
     mine = lab.opened.under(machines_name(WORKSPACE))
     machine, _ = handed_over(mine)
@@ -149,6 +153,7 @@ def test_what_another_run_has_taken_over_is_left_to_it(lab: Lab) -> None:
     assert len(_left(lab)) == 2
 
 
+@pytest.mark.rule(5)
 def test_the_next_benchmark_clears_what_a_killed_one_left(world: World, tmp_path: Path) -> None:
     mine = world.rent()
     access = tmp_path / "access.json"

@@ -108,6 +108,7 @@ def _open(lab: Lab, machine: Machine, rental: Rental, **attempt: Any) -> Job:
     return left_job(lab, newest=_SAVE.snapshot, attempts=[attempt_on(machine, rental, **attempt)])
 
 
+@pytest.mark.rule(16)
 @pytest.mark.parametrize("state", ["stopped", "stopping", "starting"])
 @pytest.mark.parametrize("end", ["cancelled", "over budget"])
 def test_a_job_on_a_machine_that_does_not_run_can_be_stopped(
@@ -139,6 +140,7 @@ def test_a_stop_is_seen_while_a_machine_is_waited_for(world: tuple[Lab, Story]) 
     assert drive_job(lab, left).state == "cancelled"
 
 
+@pytest.mark.rule(16)
 def test_a_stopped_machine_is_started_and_saved_and_the_command_goes_on_there(
     world: tuple[Lab, Story],
 ) -> None:
@@ -164,6 +166,7 @@ def test_a_stopped_machine_of_a_cancelled_job_is_hibernated_or_ended(
     assert lab.market.alive == {}
 
 
+@pytest.mark.rule(16)
 @pytest.mark.parametrize("keeps", ["disk", "nothing"])
 def test_a_machine_that_does_not_start_again_is_ended_and_the_job_goes_on_from_its_save(
     world: tuple[Lab, Story], keeps: Any
@@ -184,6 +187,7 @@ def test_a_machine_that_does_not_start_again_is_ended_and_the_job_goes_on_from_i
     assert over.snapshot is None  # what it held to the last is nowhere
 
 
+@pytest.mark.rule(16)
 @pytest.mark.parametrize("between", ["starting", "queued", "stopping"])
 def test_only_the_time_in_which_a_machine_is_stopped_counts(
     world: tuple[Lab, Story], now_s: list[float], between: str
@@ -205,6 +209,7 @@ def test_only_the_time_in_which_a_machine_is_stopped_counts(
     assert story.did == [f"save {machine.id}", f"hibernate {machine.id}"]
 
 
+@pytest.mark.rule(16)
 def test_a_machine_that_starts_is_not_ended_however_long_that_takes(
     world: tuple[Lab, Story], now_s: list[float]
 ) -> None:
@@ -235,6 +240,7 @@ def test_a_cancelled_job_leaves_a_machine_that_never_stays_in_one_state(
     assert now_s[0] == LEAVE_S
 
 
+@pytest.mark.rule(16)
 def test_a_machine_whose_market_was_never_asked_for_its_start_is_not_ended(
     world: tuple[Lab, Story],
 ) -> None:
@@ -253,6 +259,7 @@ def test_a_machine_whose_market_was_never_asked_for_its_start_is_not_ended(
     assert f"Machine {machine.id} at {machine.provider} was left" in ended.why
 
 
+@pytest.mark.rule(16)
 @pytest.mark.parametrize(
     "why", ["a user worked there", "no whole save", "a newer save is not whole"]
 )
@@ -276,6 +283,7 @@ def test_a_stopped_machine_whose_work_is_nowhere_else_is_not_ended(
     assert list(lab.market.alive) == [machine.id]
 
 
+@pytest.mark.rule(16)
 def test_a_machine_that_runs_again_while_it_is_ended_is_used(world: tuple[Lab, Story]) -> None:
     """Its disk can be reached after all."""
     lab, story = world

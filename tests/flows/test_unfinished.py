@@ -30,6 +30,7 @@ def _cancelled(lab: Lab) -> Job:
         return job.fn(WORKSPACE, [], job=_ID).job
 
 
+@pytest.mark.rule(16)
 @pytest.mark.parametrize("of", [_ID, "", "0" * 12], ids=["this job", "a user", "another job"])
 def test_a_stopped_job_ends_the_unfinished_machine_of_its_own_wake_only(
     stored: Lab, of: str
@@ -41,6 +42,7 @@ def test_a_stopped_job_ends_the_unfinished_machine_of_its_own_wake_only(
     assert len(stored.snapshots()) == 1
 
 
+@pytest.mark.rule(16)
 def test_a_whole_restore_is_hibernated_and_not_just_ended(stored: Lab) -> None:
     """The wake was killed right before it handed its machine over."""
     wake_plainly(replace(stored.opened, job=_ID))
@@ -98,6 +100,7 @@ def test_watch_names_a_machine_whose_wake_ended_before_it_started_the_programs(
     assert not rental.starting
 
 
+@pytest.mark.rule(16)
 def test_a_machine_that_another_run_took_up_is_not_the_jobs_any_more(stored: Lab) -> None:
     _, rental = standing(stored.opened)
     stored.opened.rentals.change(rental, job=_ID)

@@ -39,6 +39,7 @@ def home(lab: Lab) -> Path:
     return home
 
 
+@pytest.mark.rule(22)
 def test_a_directory_that_the_block_names_no_more_keeps_the_machine(lab: Lab, home: Path) -> None:
     hibernate_plainly(lab.wanting(paths=BOTH))
     # The block is another one now, and the wake of before brings both.
@@ -53,6 +54,7 @@ def test_a_directory_that_the_block_names_no_more_keeps_the_machine(lab: Lab, ho
     assert lab.machines() == []
 
 
+@pytest.mark.rule(22)
 def test_a_directory_that_lost_most_of_its_files_keeps_the_machine(lab: Lab, home: Path) -> None:
     opened = lab.wanting(paths=BOTH)
     for number in range(1, 20):
@@ -91,6 +93,7 @@ def test_an_idle_machine_that_lost_files_gets_no_further_snapshot_at_each_look(
     assert lab.snapshots() == before
 
 
+@pytest.mark.rule(22)
 def test_a_disk_that_is_no_longer_mounted_keeps_the_machine(
     lab: Lab, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +134,7 @@ def test_a_backup_after_a_disk_was_unmounted_and_left_out_deletes_no_older_snaps
     assert before in lab.snapshots()
 
 
+@pytest.mark.rule(22)
 def test_the_newest_snapshot_is_compared_where_the_machine_remembers_none(
     lab: Lab, home: Path
 ) -> None:
@@ -324,6 +328,7 @@ def mounted(monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
     return found
 
 
+@pytest.mark.rule(22)
 def test_an_unmounted_disk_that_only_autosaves_have_seen_keeps_the_machine_and_its_save(
     lab: Lab, mounted: set[bytes]
 ) -> None:
@@ -365,6 +370,7 @@ def test_a_workspace_with_a_disk_is_stored_for_the_first_time(
     assert (report.destroyed, report.lost) == (True, [])
 
 
+@pytest.mark.rule(22)
 @pytest.mark.parametrize("later_saves", [0, KEPT + 2])
 def test_a_disk_that_is_mounted_over_what_only_autosaves_hold_keeps_the_machine_and_its_save(
     lab: Lab, mounted: set[bytes], later_saves: int
@@ -387,6 +393,7 @@ def test_a_disk_that_is_mounted_over_what_only_autosaves_hold_keeps_the_machine_
     assert _holds(lab, "data/39.txt") == [holder]
 
 
+@pytest.mark.rule(22)
 def test_a_directory_that_only_autosaves_know_and_paths_do_not_keeps_the_machine_and_its_save(
     lab: Lab,
 ) -> None:
@@ -405,6 +412,7 @@ def test_a_directory_that_only_autosaves_know_and_paths_do_not_keeps_the_machine
     assert holder in snapshot_ids(lab.store, DEMO)
 
 
+@pytest.mark.rule(13)
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_folder_that_only_autosaves_hold_stays_in_the_last_of_them_until_its_user_drops_it(
     lab: Lab, lost: bool
@@ -450,6 +458,7 @@ def test_a_folder_that_only_autosaves_hold_stays_in_the_last_of_them_until_its_u
     assert not any(holder in line for line in wake_plainly(lab.opened).warnings)
 
 
+@pytest.mark.rule(13)
 def test_what_a_killed_backup_alone_holds_outlives_retention_and_is_named(lab: Lab) -> None:
     """The next backup verifies it, and its machine has compared nothing with it."""
     place = _woken(lab)
@@ -487,6 +496,7 @@ def test_an_older_environment_of_a_stack_is_pinned_for_nothing(
     assert len(holds(of.store, of.opened.spec.name)) == held
 
 
+@pytest.mark.rule(13)
 def test_a_wake_names_what_the_save_that_it_leaves_aside_misses(lab: Lab) -> None:
     place = _woken(lab)
     (begun,) = snapshot_ids(lab.store, DEMO)
@@ -519,6 +529,7 @@ def test_what_its_user_brought_back_is_superseded_like_any_other_save(lab: Lab) 
     assert holder not in snapshot_ids(lab.store, DEMO)
 
 
+@pytest.mark.rule(13)
 def test_a_working_day_keeps_no_machine_and_at_most_a_few_saves(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -570,6 +581,7 @@ def test_a_wake_names_the_snapshot_before_one_whose_machine_missed_most_of_a_dir
     assert any(f"name {before.snapshot} as `snapshot` of wake" in words for words in warnings)
 
 
+@pytest.mark.rule(13)
 def test_a_wake_names_a_snapshot_that_exists_and_holds_what_the_machine_missed(
     lab: Lab, home: Path
 ) -> None:

@@ -128,6 +128,7 @@ def test_a_machine_that_hangs_holds_up_no_verdict(
     assert (_of(report, hangs).kind, _of(report, busy).kind) == ("unknown", "busy")
 
 
+@pytest.mark.rule("H7")
 def test_a_hostile_machine_is_unknown_and_the_other_one_is_judged(world: World) -> None:
     """Its host answers the probe what no probe says, and then goes on and on."""
     opened = world.wanting(idle=_RULES)
@@ -149,6 +150,7 @@ def test_a_hostile_machine_is_unknown_and_the_other_one_is_judged(world: World) 
         assert "has no Python" in _of(report, machine).reason
 
 
+@pytest.mark.rule(3)
 def test_idle_hibernates_busy_stays_and_unknown_stays_and_warns(
     lab: Lab, opened: OpenWorkspace, tmp_path: Path
 ) -> None:
@@ -211,6 +213,7 @@ def test_an_attempt_that_nobody_uses_is_ended(lab: Lab, opened: OpenWorkspace) -
     assert opened.rentals.open() == []
 
 
+@pytest.mark.rule(3)
 @pytest.mark.usefixtures("needs_server")
 def test_an_idle_machine_on_which_a_jobs_command_runs_stays(
     lab: Lab, opened: OpenWorkspace
@@ -326,6 +329,7 @@ def test_a_block_may_ask_for_a_report_only(lab: Lab, opened: OpenWorkspace) -> N
     assert [machine.id for machine in lab.machines()] == [machine]
 
 
+@pytest.mark.rule(3)
 def test_a_workspace_that_several_blocks_are_for_is_kept(lab: Lab, opened: OpenWorkspace) -> None:
     """They store different folders."""
     other = replace(opened, spec=msgspec.structs.replace(opened.spec, paths=["~/data"]))
@@ -397,6 +401,7 @@ def test_one_hibernation_that_cannot_be_started_leaves_the_others(
     assert tables[0].count("it was not hibernated: no deployment has this name") == 2
 
 
+@pytest.mark.rule(3)
 def test_a_machine_that_does_not_answer_is_kept_and_what_is_forgotten_is_listed(
     lab: Lab, opened: OpenWorkspace
 ) -> None:
@@ -422,6 +427,7 @@ def test_a_machine_that_the_provider_no_longer_shows_is_unknown(
     assert (row.kind, row.reason) == ("unknown", "its machine is lost")
 
 
+@pytest.mark.rule(5)
 def test_a_rental_whose_machine_has_gone_is_closed_by_its_proof_and_not_by_a_dry_run(
     lab: Lab, opened: OpenWorkspace
 ) -> None:
@@ -436,6 +442,7 @@ def test_a_rental_whose_machine_has_gone_is_closed_by_its_proof_and_not_by_a_dry
     assert opened.rentals.history()[0].why.startswith("it was gone: ")
 
 
+@pytest.mark.rule(5)
 def test_a_machine_whose_market_forgets_is_looked_for_by_each_watch_until_that_is_a_proof(
     lab: Lab, opened: OpenWorkspace
 ) -> None:
@@ -486,6 +493,7 @@ def test_a_hibernation_that_finds_the_machine_in_use_keeps_it(
     assert [machine.id for machine in lab.machines()] == [machine]
 
 
+@pytest.mark.rule(3)
 def test_a_machine_that_is_used_during_its_hibernation_is_kept(
     lab: Lab, opened: OpenWorkspace
 ) -> None:

@@ -320,6 +320,7 @@ def test_a_lost_machine_is_told_with_what_it_saved_by_itself(lab: Lab, server: A
     assert f", and what was saved last, unverified, of {at}: later work was" in body
 
 
+@pytest.mark.rule(19)
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_lost_machine_is_told_by_the_next_look_where_one_is_killed_once_its_rental_is_closed(
     lab: Lab, server: AlertMemory, monkeypatch: pytest.MonkeyPatch, closed: bool
@@ -342,6 +343,7 @@ def test_a_lost_machine_is_told_by_the_next_look_where_one_is_killed_once_its_re
     assert not [alert for alert in server.remembered() if alert.kind == "machine lost"]
 
 
+@pytest.mark.rule(19)
 def test_a_lost_machine_is_told_where_the_answer_to_the_close_of_its_rental_is_lost(
     lab: Lab, server: AlertMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +363,7 @@ def test_a_lost_machine_is_told_where_the_answer_to_the_close_of_its_rental_is_l
     assert _watch(lab.opened, server)[2] == []
 
 
+@pytest.mark.rule(19)
 def test_a_look_between_the_end_of_a_hibernated_machine_and_its_record_tells_of_no_loss(
     lab: Lab, server: AlertMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,6 +426,7 @@ def test_a_machine_that_no_block_reaches_is_told_with_both_ways_out(
     assert f"name rental {rental.label.rental} in `gone`" in body
 
 
+@pytest.mark.rule(19)
 def test_a_notice_that_was_refused_is_sent_by_the_next_watch(lab: Lab, server: AlertMemory) -> None:
     server.failed, server.refusing = [_failed()], True
     with _Runs(lab.opened, alerts=server) as runs, pytest.raises(NotDelivered):
@@ -434,6 +438,7 @@ def test_a_notice_that_was_refused_is_sent_by_the_next_watch(lab: Lab, server: A
     assert _watch(lab.opened, server)[2] == []
 
 
+@pytest.mark.rule(19)
 def test_a_kill_between_send_and_record_loses_nothing_and_repeats_one(
     lab: Lab, server: AlertMemory
 ) -> None:
@@ -509,6 +514,7 @@ def test_a_spent_budget_and_one_of_which_most_is_spent_are_told_once(
     assert _watch(opened, server)[2] == []
 
 
+@pytest.mark.rule(19)
 def test_a_spent_budget_is_told_by_the_next_look_where_one_is_killed_as_it_ends_the_machine(
     lab: Lab, server: AlertMemory
 ) -> None:
@@ -597,6 +603,7 @@ def test_a_workspace_without_a_machine_misses_no_backup(lab: Lab, server: AlertM
     assert len(_watch(lab.opened, server)[2]) == 1  # it has no snapshot at all
 
 
+@pytest.mark.rule(19)
 def test_watch_acts_while_the_server_does_not_answer(lab: Lab, server: AlertMemory) -> None:
     class Away(AlertMemory):
         def failed_runs(self, since_unix: float) -> list[FailedRun]:
@@ -613,6 +620,7 @@ def test_watch_acts_while_the_server_does_not_answer(lab: Lab, server: AlertMemo
     assert [name for name, _ in runs.started] == ["hibernate"]
 
 
+@pytest.mark.rule(19)
 def test_a_bad_list_of_blocks_keeps_the_memory_and_fails_the_run(
     lab: Lab, server: AlertMemory
 ) -> None:
@@ -632,6 +640,7 @@ def test_a_bad_list_of_blocks_keeps_the_memory_and_fails_the_run(
     ]
 
 
+@pytest.mark.rule(19)
 def test_what_the_supervisor_recorded_and_a_full_disk_are_told_and_shown(
     lab: Lab, server: AlertMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def _of(report: WatchReport, machine: MachineId | None) -> Watched:
     return found
 
 
+@pytest.mark.rule(15)
 @pytest.mark.parametrize("left_s", [LEAD_S - 30, 0])
 def test_three_machines_of_a_spent_budget_are_hibernated_with_proof(
     lab: Lab, left_s: float
@@ -213,6 +214,7 @@ def test_a_dry_run_says_what_it_would_do(lab: Lab, machine: Rental) -> None:
     assert not events
 
 
+@pytest.mark.rule(15)
 def test_a_machine_that_never_comes_to_rest_stays_and_the_run_fails(
     lab: Lab, machine: Rental
 ) -> None:
@@ -221,6 +223,7 @@ def test_a_machine_that_never_comes_to_rest_stays_and_the_run_fails(
     assert machine.machine in lab.market.alive
 
 
+@pytest.mark.rule(15)
 @pytest.mark.parametrize("asked", [None, Stop("cancelled", "keep", "by a user", 1.0)])
 def test_a_job_on_the_machine_is_asked_to_stop_instead(
     lab: Lab, machine: Rental, asked: Stop | None
@@ -333,6 +336,7 @@ def test_a_job_that_waits_for_a_run_does_not_keep_the_machine(lab: Lab, machine:
     assert jobs.stop_asked(waiting.id) is None
 
 
+@pytest.mark.rule(15)
 def test_jobs_that_cannot_be_read_keep_the_machine(
     lab: Lab, machine: Rental, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +350,7 @@ def test_jobs_that_cannot_be_read_keep_the_machine(
     assert machine.machine in lab.market.alive
 
 
+@pytest.mark.rule(15)
 def test_a_budget_that_cannot_be_read_ends_nothing_and_warns(
     lab: Lab, machine: Rental, caplog: pytest.LogCaptureFixture
 ) -> None:

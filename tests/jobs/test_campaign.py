@@ -9,6 +9,7 @@ import pytest
 from tests.jobs.campaign import COMMAND
 
 
+@pytest.mark.rule(16)
 @pytest.mark.usefixtures("booted_machines")
 def test_a_short_campaign_finds_no_violation(capsys: pytest.CaptureFixture[str]) -> None:
     code = COMMAND.main(["--strikes", "8"])

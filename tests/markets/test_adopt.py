@@ -107,6 +107,7 @@ def mine(markets: Markets, rented_workspace: OpenWorkspace) -> Mine:
     return made
 
 
+@pytest.mark.rule(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_at_each_market_it_is_adopted_and_hibernated_with_proof(
     name: str, markets: Markets, rented_workspace: OpenWorkspace
@@ -201,6 +202,7 @@ def test_a_machine_on_which_a_job_runs_is_not_given_up(mine: Mine) -> None:
     assert report.state == "given up"
 
 
+@pytest.mark.rule(2)
 @pytest.mark.parametrize("step", ["record_adoption", "mark_adopted", "after the mark"])
 def test_a_kill_between_two_steps_is_completed_by_the_next_adopt(
     step: str, mine: Mine, monkeypatch: pytest.MonkeyPatch
@@ -229,6 +231,7 @@ def test_a_kill_between_two_steps_is_completed_by_the_next_adopt(
     assert hibernate_plainly(mine.opened, accept_lost=["~/*"]).destroyed
 
 
+@pytest.mark.rule(2)
 def test_what_is_not_the_user_s_to_give_is_refused(mine: Mine) -> None:
     with pytest.raises(NotOurs, match="is not in this account"):
         run_plainly(mine.opened, adopt, "vast:987654", dry_run=False)
@@ -264,6 +267,7 @@ def test_a_workspace_that_is_awake_elsewhere_is_refused(
     assert mine.find().label is None
 
 
+@pytest.mark.rule(2)
 def test_another_host_key_is_refused_before_and_after(
     mine: Mine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from torpor.control.store.object_store import ObjectStore
 from torpor.control.upkeep.prune import PackShare, Pruned, PrunePlan, carry_out
 
 
+@pytest.mark.rule(13)
 def test_random_actions_lose_nothing(seaweed: Server, tmp_path: Path) -> None:
     seed = secrets.randbelow(1 << 32)
     found = run(seaweed.store(), tmp_path, 80, seed)

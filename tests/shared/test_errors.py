@@ -67,6 +67,7 @@ def test_every_error_of_an_agent_crosses_the_wire(cls: type[TorporError]) -> Non
     assert str(back) == "what happened, to what, and what to do"
 
 
+@pytest.mark.rule("H6")
 @pytest.mark.parametrize(
     "wire",
     [

@@ -147,6 +147,7 @@ def test_a_machine_whose_newest_save_was_deleted_is_not_said_to_be_saved_and_sav
     assert says.asked == ["autosave.look"]
 
 
+@pytest.mark.rule(13)
 def test_a_job_is_no_excuse_for_a_machine_without_saves_once_it_has_ended(lab: Lab) -> None:
     """Its command may run on. The process gets a book without the job."""
     spec = msgspec.structs.replace(lab.opened.spec, save_minutes=5)

@@ -165,6 +165,7 @@ def test_a_wake_refuses_a_machine_without_a_rental_and_waits_where_that_has_just
             left_unfinished(lab.opened, held, alone=True)
 
 
+@pytest.mark.rule(5)
 def test_nothing_is_rented_while_no_block_reaches_the_machine_of_an_open_rental(lab: Lab) -> None:
     """Its block was deleted, or names another account now: the machine may hold the newest work."""
     with plain(lab.opened):
@@ -185,6 +186,7 @@ def test_nothing_is_rented_while_no_block_reaches_the_machine_of_an_open_rental(
         assert left_unfinished(other, renting(other), alone=True) == []
 
 
+@pytest.mark.rule(5)
 def test_a_block_that_the_workspace_does_not_name_shows_a_machine_under_its_new_name(
     lab: Lab,
 ) -> None:

@@ -88,6 +88,7 @@ def _run(deployment: Any, state: Any, **parameters: Any) -> Any:
         return run
 
 
+@pytest.mark.rule(19)
 def test_an_alert_arrives_once_also_after_a_refusal(lab: Lab, inbox: Inbox, flow_name: str) -> None:
     """Watch, a real block, and what it is answered."""
     crashed = Crashed(message="Process exited with a general error")
@@ -122,6 +123,7 @@ def test_a_message_that_no_block_accepts_is_not_told(inbox: Inbox) -> None:
         server.notify("custom-webhook/nobody", "subject", "body")
 
 
+@pytest.mark.rule(19)
 def test_what_is_remembered_outlives_the_run(prefect_server: Server) -> None:
     alert = Alert(
         kind="machine left", subject=secrets.token_hex(8), workspace="demo", title="left",

@@ -22,6 +22,7 @@ WORKSPACE = "machines/*/home/workspace"
 COUNT = 'from flows import list_snapshots; print(len(list_snapshots("demo")))'
 
 
+@pytest.mark.rule(21)
 def test_the_first_click(
     newcomer: Newcomer, blank_page: Page, pictures: Path, request: pytest.FixtureRequest
 ) -> None:

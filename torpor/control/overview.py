@@ -10,7 +10,8 @@ from torpor.shared.values import SnapshotId
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """One workspace. ``usd_h`` is what its machines cost now, ``month_usd`` what they cost in this
-    month at most, ``asleep_usd_day`` what the store asks for its newest snapshot; None: not known.
+    month at most, ``asleep_usd_day`` what the store asks for its newest snapshot, ``stored_bytes``
+    what it holds of it, ``new_bytes`` what of it was new, uncompressed; None: not known.
     ``sleeps``: when its machines are hibernated by themselves. ``coming``: the next run that a
     schedule starts for it. ``trouble``: why nothing, or not all, is
     known of it."""
@@ -23,6 +24,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     newest: SnapshotId | None = None
     newest_age_s: float | None = None
     asleep_usd_day: float | None = None
+    stored_bytes: int | None = None
+    new_bytes: int | None = None
     jobs: int = 0
     sleeps: str = ""
     coming: str = ""

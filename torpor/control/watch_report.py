@@ -8,6 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from torpor.control.idleness import Kind
+from torpor.control.machine_use import MachineUse
 from torpor.control.reconciliation import Finding
 from torpor.control.reports import Report, Row, moment
 from torpor.shared.values import Label, MachineId, SnapshotId, WorkspaceName
@@ -55,6 +56,7 @@ class Watched(msgspec.Struct, frozen=True):
     saves: str = ""  # what its machine says of its own saves
     saves_fail: bool = False
     idle_unix: float | None = None  # when it will have been idle for long enough; None: not known
+    use: MachineUse | None = None  # what its machine does now, as far as it says
     differ: str = ""  # in what the blocks of its workspace differ, where that keeps it
 
     def row(self, now_unix: float, jobs: Sequence[WatchedJob] = ()) -> Row:

@@ -49,7 +49,7 @@ def in_use(
     only_report: bool,
 ) -> Watched:
     name, machine, rental = opened.spec.name, finding.machine, finding.rental
-    verdict, saves, idle_unix = look
+    verdict, saves, idle_unix, use = look
     reports = "watch reports only" if only_report else "its block says report"
     hibernates = opened.spec.idle.hibernate and not only_report
     idle = verdict.kind == "idle" and hibernates
@@ -77,6 +77,7 @@ def in_use(
         saves=saves.words,
         saves_fail=saves.fail,
         idle_unix=idle_unix if hibernates else None,
+        use=use,
     )
 
 

@@ -79,6 +79,7 @@ class Watcher:
         return plan(alerts, [*self.memory.values()], self.blocks, doubt, now, **options)
 
 
+@pytest.mark.rule(19)
 def test_an_alert_is_told_once_again_after_a_day_and_when_it_is_over() -> None:
     seen = Watcher()
     title = "machine m-1 of workspace demo cannot be judged"
@@ -92,6 +93,7 @@ def test_an_alert_is_told_once_again_after_a_day_and_when_it_is_over() -> None:
     assert seen.memory == {}
 
 
+@pytest.mark.rule(19)
 def test_what_a_block_refused_is_sent_again_at_the_next_look_and_to_no_other() -> None:
     seen = Watcher(HOOK, MAIL)
     seen.refusing = {MAIL}
@@ -146,6 +148,7 @@ def test_what_only_a_killed_look_saw_is_raised_by_the_next_one() -> None:
     assert len(seen.look(at=240)) == 1 and seen.raised == ["lab"]  # its end
 
 
+@pytest.mark.rule(19)
 @pytest.mark.parametrize(
     "doubt",
     [
@@ -172,6 +175,7 @@ def test_a_failed_run_that_is_only_too_old_is_forgotten_without_a_word() -> None
     assert len(seen.look(at=120, mended={failed.key})) == 1 and seen.memory == {}
 
 
+@pytest.mark.rule(19)
 def test_a_failed_run_whose_notice_was_refused_until_it_is_too_old_is_told_all_the_same() -> None:
     seen, failed = Watcher(), _alert(kind="run failed")
     seen.refusing = {HOOK}
@@ -200,6 +204,7 @@ def test_a_message_names_cause_next_step_and_since_when_and_their_number_is_boun
     )
 
 
+@pytest.mark.rule(19)
 def test_a_message_holds_no_query_of_a_url_and_no_value_of_a_field() -> None:
     cause = (
         "GET https://me:pw@s3.example/b/k?X-Amz-Credential=AKIA&X-Amz-Signature=5e failed; "

@@ -59,6 +59,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
         yield Lab(tmp_path)
 
 
+@pytest.mark.rule(17)
 def test_only_a_pinned_environment_is_used(lab: Lab) -> None:
     assert lab.used() is None
     made = lab.made("one")
@@ -67,12 +68,14 @@ def test_only_a_pinned_environment_is_used(lab: Lab) -> None:
     assert lab.used() == made.snapshot
 
 
+@pytest.mark.rule(7)
 def test_an_environment_with_other_directories_is_used_no_more(lab: Lab) -> None:
     assert bases.keep(lab.store, lab.made("one"), "a test")
     assert lab.used(["~/elsewhere"]) is None
     assert lab.used() is None, "it has no pin any more"
 
 
+@pytest.mark.rule(17)
 def test_of_two_that_are_kept_the_oldest_stays(lab: Lab) -> None:
     first, second = lab.made("one"), lab.made("two")
     assert bases.keep(lab.store, second, "a test")
@@ -112,6 +115,7 @@ def test_a_use_renews_the_pin_and_an_unused_environment_is_deleted(lab: Lab) -> 
     assert lab.packs() == 0
 
 
+@pytest.mark.rule(17)
 def test_what_a_killed_deploy_left_goes_after_a_day(lab: Lab) -> None:
     left = lab.made("one")
     assert lab.expire(30) == [] and snapshot_ids(lab.store, NAME) == [left.snapshot]
@@ -119,6 +123,7 @@ def test_what_a_killed_deploy_left_goes_after_a_day(lab: Lab) -> None:
     assert lab.expire(30) == [left.snapshot]
 
 
+@pytest.mark.rule(13)
 def test_a_listing_that_lacks_the_pin_of_an_environment_deletes_it_not(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +133,7 @@ def test_a_listing_that_lacks_the_pin_of_an_environment_deletes_it_not(
     assert lab.expire(30) == []
 
 
+@pytest.mark.rule(17)
 def test_one_that_is_taken_into_use_while_it_expires_stays(lab: Lab) -> None:
     """Another deploy pins it between the unpinning and the deletion."""
     made = lab.made("one")

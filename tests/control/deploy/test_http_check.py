@@ -51,6 +51,7 @@ def test_an_error_and_silence_prove_nothing() -> None:
     assert ask(9, "GET", "/", None, 1.0) is None
 
 
+@pytest.mark.rule(9)
 @pytest.mark.parametrize("token", ["s3cret-token\n", "s3cret-token\u20ac"])
 def test_a_token_that_cannot_be_sent_is_in_no_error(token: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:

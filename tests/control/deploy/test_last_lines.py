@@ -26,6 +26,7 @@ def test_the_last_lines_are_kept_however_they_come() -> None:
     assert lines.text().split("\n") == text.split("\n")[-LAST_LINES:]
 
 
+@pytest.mark.rule(9)
 @pytest.mark.parametrize("begin", [0, 480, 1990, 4990])
 @pytest.mark.parametrize("piece", [1, 10, 10_000])
 def test_no_cut_leaves_half_a_secret(begin: int, piece: int) -> None:

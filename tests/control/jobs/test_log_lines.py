@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ def test_a_progress_bar_shows_its_last_state() -> None:
     assert [*LogLines("log").feed("10 %\r50 %\r90 %\n")] == ["90 %"]
 
 
+@pytest.mark.rule("H13")
 def test_what_a_terminal_would_obey_is_shown() -> None:
     """OSC 52 writes into the clipboard; a right-to-left override hides what a line says."""
     said = "\x1b]52;c;ZWNobyBvd25lZA==\x07 \x9b31m caf\u00e9\t\u202etxt\n"

@@ -54,6 +54,7 @@ def test_what_has_no_jobs_id_is_no_job_and_hides_none(
     assert jobs.open() == [mine]
 
 
+@pytest.mark.rule(16)
 def test_a_silent_driver_is_replaced_and_stops(jobs: Jobs) -> None:
     mine = jobs.take(made(), "one")
     assert not silent(mine).driven
@@ -100,6 +101,7 @@ def test_a_driver_whose_run_has_ended_is_replaced_at_once(jobs: Jobs) -> None:
         jobs.keep(mine)
 
 
+@pytest.mark.rule(16)
 def test_an_end_is_the_end(jobs: Jobs) -> None:
     mine = jobs.take(made(), "one")
     jobs.ask_stop(_ID, Stop("cancelled", "keep", "enough", 2.0))
@@ -119,6 +121,7 @@ def contested() -> ContestedStore:
     return ContestedStore()
 
 
+@pytest.mark.rule(18)
 def test_a_driver_that_slept_before_its_write_stops(contested: ContestedStore) -> None:
     jobs = Jobs(contested, DEMO)
     for number, write in enumerate((jobs.keep, jobs.leave, jobs.end)):
@@ -130,6 +133,7 @@ def test_a_driver_that_slept_before_its_write_stops(contested: ContestedStore) -
         assert (theirs.driver, theirs.ended) == ("two", False)
 
 
+@pytest.mark.rule(18)
 def test_of_two_runs_that_find_a_job_silent_one_drives_it(contested: ContestedStore) -> None:
     jobs = Jobs(contested, DEMO)
     mine = jobs.take(made(), "one")
@@ -140,6 +144,7 @@ def test_of_two_runs_that_find_a_job_silent_one_drives_it(contested: ContestedSt
     assert jobs.open()[0].driver == "two"
 
 
+@pytest.mark.rule(18)
 def test_a_write_that_arrives_late_stops_only_the_run_that_sent_it(
     jobs: Jobs, memory_store: MemoryStore
 ) -> None:
@@ -153,6 +158,7 @@ def test_a_write_that_arrives_late_stops_only_the_run_that_sent_it(
         jobs.keep(mine)
 
 
+@pytest.mark.rule(18)
 @pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
 def test_a_driver_is_alive_by_the_store_s_clock(ahead_s: float, contested: ContestedStore) -> None:
     """A clock that is an hour off neither ends a live driver nor keeps a dead one alive."""
@@ -212,6 +218,7 @@ def test_a_damaged_record_is_an_error_that_names_it(jobs: Jobs, memory_store: Me
         jobs.open()
 
 
+@pytest.mark.rule(16)
 def test_runs_that_were_made_in_one_millisecond_begin_jobs_of_their_own(jobs: Jobs) -> None:
     """A schedule makes its runs in one loop; a run's id begins with its milliseconds."""
     first, second = (f"019aab3c-5d2e-7c41-9f00-3b1d2a7c9e{last}" for last in (55, 56))

@@ -133,6 +133,7 @@ def test_a_save_may_name_packs_that_no_snapshot_names_until_prune_marks_them(
     assert book_of(machine, machine.root, None).young == []
 
 
+@pytest.mark.rule(13)
 def test_a_save_by_the_machine_names_no_marked_pack(
     machine: NearAgent, store: SteppedStore, tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_save_by_the_machine_names_no_marked_pack(
     check_whole(store, stored(machine, save), machine.seal)
 
 
+@pytest.mark.rule(13)
 def test_a_pack_that_is_swept_between_both_looks_is_not_named(
     machine: NearAgent, store: SteppedStore, tmp_path: Path
 ) -> None:
@@ -174,6 +176,7 @@ def test_a_pack_that_is_swept_between_both_looks_is_not_named(
     assert restorable(machine, tmp_path) == 1
 
 
+@pytest.mark.rule(13)
 def test_a_control_side_that_slept_hands_over_grants_that_have_ended(
     machine: NearAgent, store: SteppedStore
 ) -> None:
@@ -196,6 +199,7 @@ def test_a_control_side_that_slept_hands_over_grants_that_have_ended(
             store.refuse_late(save.grant)
 
 
+@pytest.mark.rule(13)
 def test_a_mark_that_comes_after_the_book_waits_for_the_save(
     machine: NearAgent, store: SteppedStore, tmp_path: Path
 ) -> None:
@@ -225,6 +229,7 @@ def test_the_newest_save_of_a_machine_that_is_gone_is_used(
     assert _newest(machine, None) == (save.snapshot, 0)
 
 
+@pytest.mark.rule(13)
 def test_a_save_that_is_not_whole_is_named_and_the_one_before_is_used(
     machine: NearAgent, store: SteppedStore
 ) -> None:

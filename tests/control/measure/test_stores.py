@@ -127,6 +127,7 @@ def test_a_live_claim_of_another_host_or_container_counts_for_ten_minutes(where:
     assert scratch.Claim("r", scratch.this_host(), me, 0.0).alive()
 
 
+@pytest.mark.rule(18)
 def test_a_claim_counts_by_the_store_s_clock() -> None:
     contested = ContestedStore()
     records = Records(contested, scratch.Claim, 4096, "look")
@@ -145,6 +146,7 @@ def test_a_claim_counts_by_the_store_s_clock() -> None:
         assert ours()
 
 
+@pytest.mark.rule(18)
 def test_of_two_that_find_a_dead_claim_one_holds_the_name() -> None:
     contested = ContestedStore()
     dead = scratch.Claim("run-1", "another", ProcessRecord(1, 1), 5.0)

@@ -16,6 +16,7 @@ from hypothesis import strategies as some
 from tests.fixtures.market import H100
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.money.costs import HOUR_US, charge, costs, dollars, read, shown_now
+from torpor.control.money.fleet import workspace_costs
 from torpor.control.money.months import Month, microseconds, split
 from torpor.control.money.spending import frame, lines, rows
 from torpor.control.money.storage import look, stored, workspaces
@@ -215,3 +216,29 @@ def test_storage_is_by_workspace_with_its_benchmarks_and_drills(memory_store: Me
     assert found == [(DEMO, 15, None), (OTHER, 5, None)]
     long = WorkspaceName("a" * 63)
     assert workspaces({reserved_name(DRILL, long): 1, long: 1})[reserved_name(DRILL, long)] == long
+
+
+def test_costs_of_a_workspace_now_today_and_this_month() -> None:
+    """A machine on demand since the last evening, and a spot machine that ended this morning."""
+    noon = datetime(2026, 11, 5, 12, tzinfo=UTC).timestamp()
+    steady = rental(created_unix=noon - 18 * 3600, seen_unix=noon, project="ml")
+    spot = rental(
+        state="ended", spot=True, project="ml", price_usd_h=1.0, created_unix=noon - 10 * 3600,
+        seen_unix=noon - 8 * 3600, ended_unix=noon - 8 * 3600,
+    )  # fmt: skip
+    of = {one.spot: one for one in workspace_costs(DEMO, "ml", [steady, spot], noon)}
+    assert (of[False].usd_h, of[False].day_usd, of[False].month_usd) == (2.0, 24.0, 36.0)
+    assert (of[True].usd_h, of[True].day_usd, of[True].month_usd) == (0.0, 2.0, 2.0)
+    assert (of[False].gpus, of[True].gpus) == (2, 0)
+    month = [cost.high for cost in costs([steady, spot], noon, UTC)]
+    assert sum(month) == 38_000_000  # as `spend` and budgets count
+
+
+@pytest.mark.rule(3)
+def test_a_sum_with_an_unknown_price_is_not_known() -> None:
+    unknown = rental(price_usd_h=0.0)
+    ended = rental(price_usd_h=0.0, state="ended", spot=True, ended_unix=BEGIN + 3600)
+    at_unix = BEGIN + 3 * 86400
+    of = {one.spot: one for one in workspace_costs(DEMO, "", [unknown, ended], at_unix)}
+    assert (of[False].usd_h, of[False].day_usd, of[False].month_usd) == (None, None, None)
+    assert (of[True].usd_h, of[True].day_usd, of[True].month_usd) == (0.0, 0.0, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -77,6 +78,7 @@ machines = some.lists(
 )
 
 
+@pytest.mark.rule(15)
 @settings(max_examples=10)  # 0.3 s each
 @given(running=machines, hours=some.floats(20, 60))
 def test_the_overshoot_is_within_the_stated_bound(running: list[Running], hours: float) -> None:

@@ -16,6 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -74,6 +75,7 @@ def _rentals(draw: some.DrawFn) -> tuple[list[Rental], int]:
     return rentals, now
 
 
+@pytest.mark.rule(15)
 @settings(max_examples=40)
 @given(found=_rentals(), zone=some.sampled_from(ZONES).map(ZoneInfo))
 def test_the_cost_of_rentals_is_what_hledger_says(

@@ -221,6 +221,7 @@ class MarketContract(ProviderContract):
                 pytest.approx(one.price_usd_h) for one in plain if not one.spot
             ]
 
+    @pytest.mark.rule(5)
     @pytest.mark.parametrize(
         ("kind", "error"),
         [
@@ -248,6 +249,7 @@ class MarketContract(ProviderContract):
         alive = [m.id for m in shop.market.alive()]
         assert alive == [again.id], "the same order is the same machine, also after a lost answer"
 
+    @pytest.mark.rule(5)
     @pytest.mark.parametrize("status", [408, 409, 425, 499])
     def test_a_gateway_that_gives_up_on_a_create_promises_nothing(
         self, shop: Shop, status: int
@@ -380,6 +382,7 @@ class MarketContract(ProviderContract):
         assert shop.market.alive() == [], "the proof is wrong: the machine lives"
         assert shop.plain.residue() == [], "destroy() also ends what was rented with the machine"
 
+    @pytest.mark.rule(5)
     def test_of_an_end_long_ago_there_is_a_proof_unless_the_market_forgets(
         self, shop: Shop
     ) -> None:

@@ -229,6 +229,7 @@ class TestAzure(MarketContract):
 
     # -- spot
 
+    @pytest.mark.rule(2)
     def test_a_spot_machine_that_azure_takes_is_proved_to_be_gone(self, shop: Shop) -> None:
         """Azure deletes the machine, with its disk and address, and leaves its network."""
         clock = shop.market.clock
@@ -249,6 +250,7 @@ class TestAzure(MarketContract):
         assert machine.id not in shop.fake.groups
         assert other.id in shop.fake.groups
 
+    @pytest.mark.rule(2)
     @pytest.mark.parametrize("fault", ["not found", "hidden"])
     def test_a_create_deletes_no_group_of_a_machine_that_a_look_misses(
         self, shop: Shop, fault: str
@@ -264,6 +266,7 @@ class TestAzure(MarketContract):
         provider.create(shop.changed(label=label()))
         assert machine.id in shop.fake.groups
 
+    @pytest.mark.rule(2)
     @pytest.mark.parametrize(
         "kept",
         [

@@ -299,6 +299,7 @@ def test_a_damaged_record_makes_a_machine_that_is_not_ours(
     assert local_provider.find(machine.id) == machine
 
 
+@pytest.mark.rule(2)
 def test_what_else_lies_in_the_folder_is_never_touched(
     local_provider: LocalProvider, identity_key: KeyPair, tmp_path: Path
 ) -> None:
@@ -350,6 +351,7 @@ def test_a_destroy_killed_at_any_step_is_continued(
     assert step > 15
 
 
+@pytest.mark.rule(10)
 def test_a_warrant_for_a_machine_does_not_fit_its_successor(
     local_provider: LocalProvider, identity_key: KeyPair
 ) -> None:

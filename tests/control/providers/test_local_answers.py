@@ -56,6 +56,7 @@ def detached(machine: Machine) -> Iterator[ProcessRecord]:
     child.wait()
 
 
+@pytest.mark.rule(3)
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
 @pytest.mark.parametrize("record", ["machine.json", "server.json"])
 def test_a_record_that_cannot_be_read_now_is_an_error_and_no_missing_machine(
@@ -88,6 +89,7 @@ def test_a_record_that_cannot_be_read_now_is_an_error_and_no_missing_machine(
     assert local_provider.list_own() == [machine]
 
 
+@pytest.mark.rule(3)
 def test_a_process_that_cannot_be_looked_at_is_not_left_behind(
     machine: Machine,
     place: MachineFolder,

@@ -27,6 +27,7 @@ def _nested() -> Iterator[bytes]:
     yield b"[" * 200_000
 
 
+@pytest.mark.rule("H18")
 @pytest.mark.parametrize("body", [_endless, _slow, _nested])
 def test_no_answer_of_a_market_takes_more_memory_or_time_than_is_set(
     body: type[Iterator[bytes]], monkeypatch: pytest.MonkeyPatch

@@ -135,6 +135,7 @@ class TestTensorDock(MarketContract):
             shop.create(offer=msgspec.structs.replace(offer, id=offer.id.replace("/8/", "/7/")))
         assert shop.market.rented == []
 
+    @pytest.mark.rule(5)
     @pytest.mark.parametrize(
         "refusal",
         [
@@ -193,6 +194,7 @@ class TestTensorDock(MarketContract):
         shop.arm("error body", "create", count=2)
         assert [shop.create().id] == [live.id for live in shop.market.alive()]
 
+    @pytest.mark.rule(5)
     def test_a_new_machine_whose_name_was_cut_off_is_nobody_s_to_end(self, shop: Shop) -> None:
         """No run uses it (tests/control/rental/test_renting.py)."""
         shop.fake.named = lambda name: name[:32]

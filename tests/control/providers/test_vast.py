@@ -53,6 +53,7 @@ class TestVast(MarketOfHosts):
         assert prices == pytest.approx([bid.bid_usd_h] * 2)
         assert all(machine.spot for machine in shop.market.rented)
 
+    @pytest.mark.rule(15)
     @pytest.mark.parametrize("most_usd_h", [None, 2.0, 0.21])
     def test_a_bid_is_the_least_with_a_margin_and_never_above_the_maximum(
         self, shop: Shop, most_usd_h: float | None
@@ -133,6 +134,7 @@ class TestVast(MarketOfHosts):
             shop.create()
         assert len(shop.market.rented) == 1
 
+    @pytest.mark.rule(16)
     @pytest.mark.parametrize("outbid", [False, True])
     @pytest.mark.parametrize("said", ["offline", "unknown"])
     def test_a_host_that_vast_does_not_reach_has_not_stopped_its_instance(

@@ -166,6 +166,7 @@ def _watches(agent: Hostile, store: MemoryStore) -> None:
     judge_idleness(agent.call(ReadActivity(3600.0), request_id="1"), IdleRules(), 1)
 
 
+@pytest.mark.rule("H5")
 @pytest.mark.parametrize("work", [_stores, _restores, _syncs, _verifies, _follows, _watches])
 @settings(max_examples=60, deadline=None, suppress_health_check=[*HealthCheck])
 @given(seed=st.integers(0, 1 << 32), wrong=st.booleans())
@@ -191,6 +192,7 @@ def test_no_answer_gets_past_our_errors_and_limits(
         assert ".." not in grant.key
 
 
+@pytest.mark.rule("H4")
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
@@ -228,6 +230,7 @@ def test_a_preview_beside_a_snapshot_that_it_was_not_told_of_is_refused(
         preview(agent, memory_store, SPEC, None, rented=True, whole=True, wait_s=1.0)
 
 
+@pytest.mark.rule("H1")
 @pytest.mark.parametrize(
     "key",
     [
@@ -278,6 +281,7 @@ def test_a_pack_whose_md5_the_store_hides_is_not_stored_again(
     assert store.resumed == [key]
 
 
+@pytest.mark.rule("H3")
 @pytest.mark.parametrize(("honours", "hours"), [(True, 2), (False, 1)])
 def test_a_grant_that_can_replace_what_was_verified_ends_within_the_hour(
     honours: bool, hours: int, monkeypatch: pytest.MonkeyPatch
@@ -312,6 +316,7 @@ def test_a_grant_that_can_replace_what_was_verified_ends_within_the_hour(
 _ASKS = PassesOutcome(0, 0, 0, 0, 0, [], packs=1 << 50, why="an hour is over")
 
 
+@pytest.mark.rule("H4")
 @pytest.mark.parametrize("says", ["nothing", "a pack of another", "a pack that is not there"])
 def test_a_machine_that_asks_for_grants_again_and_again_gets_few(
     memory_store: MemoryStore, says: str
@@ -331,6 +336,7 @@ def test_a_machine_that_asks_for_grants_again_and_again_gets_few(
     assert [len(grants) for grants in agent.grants] == [0, FEW]
 
 
+@pytest.mark.rule("H4")
 def test_a_machine_that_stores_one_byte_each_time_is_stopped(
     memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

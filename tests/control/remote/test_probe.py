@@ -108,6 +108,7 @@ def test_an_unfit_machine_is_refused(sshd: Sshd, facts: dict[str, Any], words: s
     assert not (sshd.home / ".torpor").exists()
 
 
+@pytest.mark.rule("H5")
 @pytest.mark.parametrize(
     "told",
     [
@@ -135,6 +136,7 @@ def test_an_answer_that_no_probe_gives_makes_the_machine_unfit(sshd: Sshd, told:
     assert not (sshd.home / ".torpor").exists()
 
 
+@pytest.mark.rule("H5")
 @pytest.mark.parametrize("told", ["[" * 100_000, "[]", '{"error": 5}', '{"error": {"type": []}}'])
 def test_an_answer_that_no_installation_gives_makes_the_machine_unfit(
     sshd: Sshd, told: str, agent_source: Path, bundle_cache: Path

@@ -186,6 +186,7 @@ def test_a_reason_not_to_connect_again_ends_the_open_calls(
     assert caught.value.snapshot == asleep.snapshot
 
 
+@pytest.mark.rule("H5")
 @pytest.mark.parametrize("told", ['{"version": 5}', "[" * 200_000])
 def test_a_machine_that_turns_hostile_before_a_session_connects_again_ends_the_open_calls(
     opened: Opener, agent_home: Path, sshd: Sshd, told: str
@@ -400,6 +401,7 @@ def test_a_noisy_login_shell_and_a_home_of_150_characters_do_not_matter(
     assert (home / "agent.sock").is_socket()
 
 
+@pytest.mark.rule(9)
 def test_no_secret_is_in_logs_files_arguments_or_environment(
     opened: Opener, sshd: Sshd, agent_home: Path
 ) -> None:

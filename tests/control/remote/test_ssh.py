@@ -59,6 +59,7 @@ def test_the_first_host_key_is_pinned_and_reported(sshd: Sshd, agent_files: dict
         assert len(pinned) == 1
 
 
+@pytest.mark.rule(8)
 def test_a_host_key_is_not_pinned_when_login_fails(sshd: Sshd) -> None:
     pinned: list[str] = []
     endpoint = msgspec.structs.replace(sshd.endpoint, host_key=None)
@@ -67,6 +68,7 @@ def test_a_host_key_is_not_pinned_when_login_fails(sshd: Sshd) -> None:
     assert not pinned
 
 
+@pytest.mark.rule(8)
 @pytest.mark.parametrize("kind", ["ssh-ed25519", "ecdsa-sha2-nistp256"])
 def test_a_changed_host_key_stops_everything(sshd: Sshd, kind: str) -> None:
     other = asyncssh.generate_private_key(kind)
@@ -119,6 +121,7 @@ def test_a_machine_behind_a_jump_host_is_reached_through_it_alone(
     until(lambda: not host.children(), "the connection to the jump host is closed")
 
 
+@pytest.mark.rule(8)
 def test_each_host_key_on_the_way_is_compared(sshd: Sshd, jump: Sshd) -> None:
     other = _key().public_key()
     false_jump = msgspec.structs.replace(jump.endpoint, host_key=other)

@@ -86,6 +86,7 @@ ATTEMPTS: dict[str, Attempt] = {
 }
 
 
+@pytest.mark.rule(2)
 @pytest.mark.parametrize("live", [{}, {"state": "stopped"}, {"state": "starting"}, {"label": None}])
 @pytest.mark.parametrize("attempt", ATTEMPTS.values(), ids=ATTEMPTS)
 def test_nothing_ends_an_adopted_machine_without_a_snapshot(
@@ -121,6 +122,7 @@ def test_one_that_was_given_up_during_its_end_is_left_alone(rents: Rents) -> Non
     assert [*rents.market.alive] == [machine.id]
 
 
+@pytest.mark.rule(2)
 def test_it_is_handed_over_from_its_first_write(rents: Rents) -> None:
     _, rental = adopted(rents)
     assert (rental.state, rental.unfinished) == ("handed over", False)

@@ -32,6 +32,7 @@ class Moving(Market):
         return 1.0
 
 
+@pytest.mark.rule(15)
 @pytest.mark.parametrize("way", ["hibernated", "taken back", "taken back, and no history"])
 def test_a_price_that_changes_is_bounded_while_the_machine_runs_and_known_at_its_end(
     way: str, rents: Rents

@@ -23,6 +23,7 @@ def rents(contested: ContestedStore, monkeypatch: pytest.MonkeyPatch) -> Rents:
     return Rents(contested, monkeypatch)
 
 
+@pytest.mark.rule(18)
 def test_a_machine_that_another_run_hands_over_meanwhile_is_seen_whatever_its_clock_says(
     ahead_s: float, rents: Rents, contested: ContestedStore
 ) -> None:
@@ -41,6 +42,7 @@ def test_a_machine_that_another_run_hands_over_meanwhile_is_seen_whatever_its_cl
         tenancy.hand_over(alone=True)
 
 
+@pytest.mark.rule(18)
 def test_a_request_is_given_up_by_its_age_whatever_clocks_say(
     ahead_s: float, rents: Rents, contested: ContestedStore
 ) -> None:
@@ -54,6 +56,7 @@ def test_a_request_is_given_up_by_its_age_whatever_clocks_say(
             assert (rents.states() == ["asked"]) is goes_on
 
 
+@pytest.mark.rule(18)
 def test_absences_are_counted_whatever_the_clocks_of_the_looking_hosts_say(
     ahead_s: float, rents: Rents, contested: ContestedStore
 ) -> None:

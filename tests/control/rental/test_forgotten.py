@@ -26,6 +26,7 @@ def forgetful(rents: Rents) -> Rents:
     return rents
 
 
+@pytest.mark.rule(5)
 def test_a_machine_that_its_market_has_forgotten_closes_its_rental_after_repeated_absences(
     forgetful: Rents,
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_machine_that_its_market_has_forgotten_closes_its_rental_after_repeate
     assert "3 looks" in forgetful.ended().why
 
 
+@pytest.mark.rule(5)
 def test_a_machine_in_use_that_answers_miss_for_a_while_is_not_closed(forgetful: Rents) -> None:
     """Absences count from when it was last shown, not from when it was handed over."""
     alive, writes = dict(forgetful.market.alive), set()
@@ -77,6 +79,7 @@ def test_a_machine_in_use_that_answers_miss_for_a_while_is_not_closed(forgetful:
     assert forgetful.open().absent_unix == ()
 
 
+@pytest.mark.rule(5)
 def test_a_market_that_keeps_its_proofs_is_believed_by_these_alone(forgetful: Rents) -> None:
     forgetful.change_market(forgets_s=None)
     forgetful.market.alive.clear()
@@ -86,6 +89,7 @@ def test_a_market_that_keeps_its_proofs_is_believed_by_these_alone(forgetful: Re
     assert forgetful.states() == ["handed over"]
 
 
+@pytest.mark.rule(5)
 def test_an_abandoned_machine_that_its_market_has_forgotten_is_closed_without_a_wait_for_a_proof(
     rents: Rents, monkeypatch: pytest.MonkeyPatch
 ) -> None:

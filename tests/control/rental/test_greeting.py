@@ -6,6 +6,7 @@ import asyncio
 
 import asyncssh
 import msgspec
+import pytest
 
 from tests.fixtures.machines import KeyPair
 from tests.fixtures.sshd import Sshd
@@ -16,6 +17,7 @@ from torpor.control.rental.order import host_key_of, order_for
 from torpor.shared.values import Label, Want, workspace_name
 
 
+@pytest.mark.rule(8)
 def test_another_host_key_means_not_ready_yet(
     local_provider: LocalProvider, identity_key: KeyPair
 ) -> None:

@@ -15,6 +15,7 @@ def _look(rents: Rents, *markets: Market) -> Shown:
     return look(rents.rentals, Markets(markets or [rents.market]), rents.heard.warn)
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize("state", ["handed over", "abandoned", "gone"])
 def test_a_look_ends_no_machine_and_changes_no_rental(
     state: str, rents: Rents, memory_store: MemoryStore

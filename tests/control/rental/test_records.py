@@ -36,6 +36,7 @@ def _begin(rentals: Rentals) -> Rental:
     return rentals.begin(rentals.new_label("me"), H100, "ssh-ed25519 AAAA")
 
 
+@pytest.mark.rule(5)
 def test_a_rental_is_in_the_store_before_its_machine_is_asked_for(
     memory_store: MemoryStore, rentals: Rentals
 ) -> None:
@@ -46,10 +47,12 @@ def test_a_rental_is_in_the_store_before_its_machine_is_asked_for(
     assert Rentals(memory_store, OTHER).open() == []
 
 
+@pytest.mark.rule(5)
 def test_every_attempt_has_a_label_of_its_own(rentals: Rentals) -> None:
     assert _begin(rentals).label != _begin(rentals).label
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize(("now", "then"), list(itertools.product(STATES, STATES)))
 def test_only_these_states_follow_each_other(now: State, then: State, rentals: Rentals) -> None:
     rental = _begin(rentals)
@@ -63,6 +66,7 @@ def test_only_these_states_follow_each_other(now: State, then: State, rentals: R
             rentals.change(rental, state=then)
 
 
+@pytest.mark.rule(5)
 def test_what_was_handed_over_is_never_abandoned_again(rentals: Rentals) -> None:
     """A run that holds an old copy of the record cannot take it back."""
     old = rentals.change(_begin(rentals), state="standing", machine=MachineId("m1"))
@@ -79,6 +83,7 @@ def contested() -> ContestedStore:
     return ContestedStore()
 
 
+@pytest.mark.rule(18)
 def test_a_run_that_slept_before_its_write_does_not_undo_a_hand_over(
     contested: ContestedStore,
 ) -> None:
@@ -109,6 +114,7 @@ def test_a_rental_that_another_run_took_up_during_a_write_stays_that_runs(
     assert rentals.change_untaken(rental, state="abandoned").state == "abandoned"
 
 
+@pytest.mark.rule(18)
 def test_of_a_hand_over_and_an_end_at_once_the_first_counts(contested: ContestedStore) -> None:
     rentals = Rentals(contested, DEMO)
     rental = rentals.change(_begin(rentals), state="standing")
@@ -118,6 +124,7 @@ def test_of_a_hand_over_and_an_end_at_once_the_first_counts(contested: Contested
     assert (rentals.open(), rentals.history()[0].why) == ([], "first")
 
 
+@pytest.mark.rule(18)
 def test_a_write_that_arrives_late_does_not_undo_a_hand_over(
     memory_store: MemoryStore, rentals: Rentals
 ) -> None:
@@ -151,6 +158,7 @@ def test_an_end_that_was_killed_half_way_is_an_end(
     assert len(list(memory_store.list("workspaces/demo/rentals/"))) == (2 if filed else 1)
 
 
+@pytest.mark.rule(18)
 @pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
 def test_times_of_a_host_with_another_clock_are_read_by_this_host_s(
     ahead_s: float, contested: ContestedStore
@@ -221,6 +229,7 @@ def test_a_look_at_open_and_ended_rentals_misses_none_that_ends_meanwhile(
     )
 
 
+@pytest.mark.rule(3)
 def test_a_store_that_is_away_is_not_an_empty_list(
     memory_store: MemoryStore, rentals: Rentals
 ) -> None:
@@ -238,6 +247,7 @@ def test_a_machine_is_left_alone_while_the_store_is_away(
         rentals.check_unclaimed(rental.label)
 
 
+@pytest.mark.rule(3)
 def test_a_damaged_record_is_not_an_absent_one(memory_store: MemoryStore, rentals: Rentals) -> None:
     rental = _begin(rentals)
     for damaged in (b'{"label": "x"}', b"", b"{", b"\xff"):

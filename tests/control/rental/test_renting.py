@@ -66,6 +66,7 @@ def test_a_machine_stands_is_handed_over_and_ends_by_a_warrant(rents: Rents) -> 
     assert rents.ended().why == "404, and not in the list"
 
 
+@pytest.mark.rule(5)
 def test_what_was_not_handed_over_ends_with_the_run(rents: Rents) -> None:
     with rents.run() as run:
         run.rent(rents.market.on_sale)
@@ -89,6 +90,7 @@ def test_the_record_says_when_a_machine_was_last_in_the_queue(
     assert (rents.open().state, rents.open().queued_unix) == ("handed over", queued_unix)
 
 
+@pytest.mark.rule(5)
 def test_a_lost_answer_is_abandoned_and_never_sent_again(rents: Rents) -> None:
     """The machine appears in a listing later, and is ended then."""
     market = rents.market
@@ -107,6 +109,7 @@ def test_a_lost_answer_is_abandoned_and_never_sent_again(rents: Rents) -> None:
     assert [machine.label for machine in market.alive.values()] == [kept]
 
 
+@pytest.mark.rule(5)
 def test_a_lost_answer_without_a_machine_closes_after_two_listings_once_settled(
     rents: Rents,
 ) -> None:
@@ -136,6 +139,7 @@ def test_a_machine_that_appears_between_the_two_listings_is_ended(rents: Rents) 
     assert rents.states() == ["ended"]
 
 
+@pytest.mark.rule(5)
 def test_a_machine_that_goes_without_us_closes_its_rental_by_the_proof(rents: Rents) -> None:
     """A spot machine that was taken back. Nothing is destroyed; while it may live, nothing ends."""
     rents.change_market(settling_s=600.0)
@@ -158,6 +162,7 @@ def test_a_machine_that_goes_without_us_closes_its_rental_by_the_proof(rents: Re
     assert rents.ended().why.startswith("it was gone: ")
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize(
     "error",
     [KeyError("a bug"), UnexpectedAnswer("a list?"), RunCancelled("stop"), KeyboardInterrupt()],
@@ -305,6 +310,7 @@ def test_an_unpaid_order_stays_abandoned_and_no_other_offer_is_tried(rents: Rent
     assert rents.states() == ["abandoned"]
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize("trouble", ["no proof", "answered and not done"])
 def test_an_end_without_a_proof_is_no_end(trouble: str, rents: Rents) -> None:
     """Absent is not gone: AWS says NotFound of machines that live."""
@@ -337,6 +343,7 @@ def test_an_end_that_takes_hours_keeps_the_rental_open_and_names_the_snapshot(
     assert (rents.ended().state, rents.ended().snapshot) == ("ended", "s-1")
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize("killed", [True, False])
 def test_an_accepted_end_that_is_not_carried_out_leaves_no_snapshot_on_record(
     rents: Rents, monkeypatch: pytest.MonkeyPatch, killed: bool
@@ -363,6 +370,7 @@ def test_an_accepted_end_that_is_not_carried_out_leaves_no_snapshot_on_record(
     assert rents.ended().snapshot is None
 
 
+@pytest.mark.rule(5)
 def test_a_proof_before_the_provider_has_settled_is_none(
     rents: Rents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,6 +383,7 @@ def test_a_proof_before_the_provider_has_settled_is_none(
     assert rents.states() == ["abandoned"], "the machine may appear, and no second one was rented"
 
 
+@pytest.mark.rule(5)
 def test_what_outlived_its_machine_is_ended_too(rents: Rents) -> None:
     run = rents.run()
     run.rent(rents.market.on_sale)
@@ -387,6 +396,7 @@ def test_what_outlived_its_machine_is_ended_too(rents: Rents) -> None:
     assert rents.states() == ["ended"]
 
 
+@pytest.mark.rule(5)
 def test_if_the_end_fails_too_both_causes_are_named_and_it_is_abandoned(rents: Rents) -> None:
     with (
         pytest.raises(MachineUnreachable, match=r"lost it.*could not be destroyed either.*denied"),
@@ -432,6 +442,7 @@ def test_a_machine_that_another_run_works_on_is_left(rents: Rents) -> None:
     assert rents.states() == ["standing"]
 
 
+@pytest.mark.rule(5)
 def test_what_another_run_left_is_ended_only_once_it_is_claimed(rents: Rents) -> None:
     """It may hold that run's restore: only its agent knows."""
     rents.run().rent(rents.market.on_sale)
@@ -541,12 +552,14 @@ def test_an_unfinished_rental_whose_machine_has_provably_gone_is_closed(rents: R
     assert len(later.end_abandoned()) == 1
 
 
+@pytest.mark.rule(5)
 def test_end_abandoned_ends_nothing_that_was_handed_over(rents: Rents) -> None:
     rents.handed_over()
     assert rents.run().end_abandoned() == []
     assert len(rents.market.alive) == 1
 
 
+@pytest.mark.rule(8)
 def test_a_host_key_of_the_first_login_is_the_rental_s_only_one(rents: Rents) -> None:
     """Not the address's: the next machine there has another key."""
     rents.change_market(host_key="first use")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from tests.fixtures.market import Market
 from tests.fixtures.rents import Rents
@@ -21,6 +22,7 @@ def _rename(rents: Rents, name: str) -> None:
         rents.market.alive[machine.id] = replace(machine, provider=name)
 
 
+@pytest.mark.rule(5)
 def test_a_rental_goes_over_to_the_account_that_shows_its_machine(rents: Rents) -> None:
     _rename(rents, "vast://after")
     rents.run().end_abandoned()
@@ -53,6 +55,7 @@ def test_a_look_shows_the_account_and_a_hibernation_ends_the_machine_there(rents
     assert (rents.market.alive, rents.ended().provider) == ({}, "vast://after")
 
 
+@pytest.mark.rule(5)
 def test_an_abandoned_machine_of_a_changed_key_is_ended(rents: Rents) -> None:
     _rename(rents, "vast://after")
     kept, (machine,) = rents.open().label, rents.market.list_own()
@@ -64,6 +67,7 @@ def test_an_abandoned_machine_of_a_changed_key_is_ended(rents: Rents) -> None:
     assert [live.label for live in rents.market.alive.values()] == [kept]
 
 
+@pytest.mark.rule(5)
 def test_what_is_gone_since_is_closed_once_a_block_names_the_account_from_before(
     rents: Rents,
 ) -> None:

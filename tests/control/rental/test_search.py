@@ -157,6 +157,7 @@ def test_the_only_market_s_own_error_is_the_error() -> None:
         find_offers([down], Want())
 
 
+@pytest.mark.rule(3)
 def test_a_market_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     free = threading.Event()
     hangs = _market("hangs", 1)

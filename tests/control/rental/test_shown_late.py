@@ -36,6 +36,7 @@ def late(memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Late:
     return late
 
 
+@pytest.mark.rule(5)
 def test_it_is_waited_for_and_not_rented_again(late: Late) -> None:
     late.shown_after_s = 200.0
     late.run().look_with_late(late.nap)
@@ -43,18 +44,21 @@ def test_it_is_waited_for_and_not_rented_again(late: Late) -> None:
     assert [machine.id for machine, _ in late.run().machines()] == ["m1"]
 
 
+@pytest.mark.rule(5)
 def test_the_wait_is_over_once_the_market_has_settled(late: Late) -> None:
     for _ in range(2):
         late.run().look_with_late(late.nap)
         assert 280 <= late.napped_s <= 310
 
 
+@pytest.mark.rule(5)
 def test_a_killed_run_at_an_account_without_a_block_fails_no_wake(late: Late) -> None:
     late.run(Market("lambda:2", settling_s=300.0)).look_with_late(late.nap)
     assert late.napped_s == 0
     assert "not waited for: no provider block is for vast:1" in late.heard.warnings[-1]
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize("error", [ProviderUnavailable("503"), ProviderDenied("403")])
 def test_a_market_that_fails_once_fails_no_wake(
     error: TorporError, late: Late, monkeypatch: pytest.MonkeyPatch

@@ -226,6 +226,7 @@ def test_the_time_to_start_begins_where_the_queue_ends() -> None:
     assert _wait(provider, clock).state == "running"
 
 
+@pytest.mark.rule(5)
 def test_a_machine_without_our_label_is_not_handed_out() -> None:
     """torpor could never end it. A market may show the label late."""
     bare = msgspec.structs.replace(RUNNING, label=None)

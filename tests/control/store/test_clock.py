@@ -18,6 +18,7 @@ def _date(unix: float) -> str:
     return formatdate(math.floor(unix), usegmt=True)
 
 
+@pytest.mark.rule(18)
 @pytest.mark.parametrize("ahead_s", [3600.0, 120.0, -120.0, -3600.0])
 def test_a_difference_is_known_to_a_second_or_two(ahead_s: float) -> None:
     clock = StoreClock()
@@ -34,6 +35,7 @@ def test_a_difference_is_known_to_a_second_or_two(ahead_s: float) -> None:
     assert clock.ahead_s == 0.0  # the clock of this host was set
 
 
+@pytest.mark.rule(18)
 @pytest.mark.parametrize(
     ("date", "asked", "answered"),
     [
@@ -56,6 +58,7 @@ def test_what_proves_no_difference_changes_nothing(
     assert clock.ahead_s == 0.0
 
 
+@pytest.mark.rule(18)
 @pytest.mark.parametrize("ahead_s", [4.9, 5.5, 6.5, -5.5, -6.5])
 def test_a_difference_about_the_least_that_counts_does_not_come_and_go(ahead_s: float) -> None:
     """Each change moves the times of every record that is written again."""

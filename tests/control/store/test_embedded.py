@@ -97,6 +97,7 @@ with EmbeddedStore.start(Path(sys.argv[1]), "AKONE", "secret-one", "bucket") as 
 """
 
 
+@pytest.mark.rule(21)
 @pytest.mark.usefixtures("needs_server")
 def test_sockets_that_another_account_has_made_in_tmp_keep_it_from_nothing() -> None:
     """A store of an ordinary user, who may not remove them; root has made them."""

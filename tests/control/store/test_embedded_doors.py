@@ -24,6 +24,7 @@ PATHS = (
 )
 
 
+@pytest.mark.rule(21)
 @pytest.mark.usefixtures("needs_server")
 def test_no_port_of_it_answers_without_a_key(tmp_path: Path) -> None:
     with EmbeddedStore.start(tmp_path, "AKONE", "secret-one", "bucket") as running:

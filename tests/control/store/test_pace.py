@@ -14,6 +14,8 @@ from torpor.shared.errors import StoreUnavailable
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import ObjectKey
 
+pytestmark = pytest.mark.rule("H8")
+
 KEY = ObjectKey("jobs/open/1")
 
 

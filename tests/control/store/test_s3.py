@@ -212,6 +212,7 @@ def test_a_get_survives_what_passes(
         assert len(fault_proxy.requests) == 4
 
 
+@pytest.mark.rule(18)
 @pytest.mark.parametrize("kind", ["status", "reset", "after", "flip_up"])
 @pytest.mark.parametrize("condition", ["", "if_absent", "if_version"])
 def test_a_put_survives_what_passes(
@@ -255,6 +256,7 @@ def test_a_lost_answer_does_not_make_anothers_object_ours(
     assert store.get(KEY, max_bytes=9) == b"theirs"
 
 
+@pytest.mark.rule(18)
 def test_a_replacement_that_arrives_late_is_refused(
     fault_proxy: FaultProxy, store: S3Store, faulty: S3Store
 ) -> None:
@@ -272,6 +274,7 @@ def test_a_replacement_that_arrives_late_is_refused(
     assert store.get(KEY, max_bytes=9) == b"theirs"
 
 
+@pytest.mark.rule(18)
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
 def test_the_store_s_clock_is_known_from_two_answers(
     ahead_s: float, store: S3Store, monkeypatch: pytest.MonkeyPatch
@@ -391,6 +394,7 @@ def test_foreign_names_below_the_prefix_are_left_out(seaweed: Server, store: S3S
     assert [found.key for found in store.list("")] == [KEY]
 
 
+@pytest.mark.rule(3)
 def test_a_store_that_says_no_bucket_is_not_taken_for_empty(seaweed: Server) -> None:
     store = S3Store.connect(seaweed.settings("never-made"))
     with pytest.raises(StoreMissing, match="no bucket never-made"):

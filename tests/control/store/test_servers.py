@@ -55,6 +55,7 @@ class _OverABucket(StoreContract):
 class _ChecksSignatures(_OverABucket):
     """What only a server that checks signatures and their time can be asked."""
 
+    @pytest.mark.rule(9, "H1")
     def test_a_grant_serves_no_other_verb_and_no_other_object(
         self, store: ObjectStore, transfer: Transfer
     ) -> None:
@@ -70,6 +71,7 @@ class _ChecksSignatures(_OverABucket):
         assert store.get(KEY, max_bytes=6) == b"secret"
         assert store.head(other) is None
 
+    @pytest.mark.rule(9)
     def test_a_grant_ends(
         self, store: ObjectStore, transfer: Transfer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -100,6 +102,7 @@ class TestSeaweedFS(_ChecksSignatures):
     def server(self, seaweed: Server) -> Server:
         return seaweed
 
+    @pytest.mark.rule("H2")
     def test_a_host_cannot_leave_the_condition_of_a_grant_out(
         self, store: ObjectStore, transfer: Transfer
     ) -> None:

@@ -26,6 +26,7 @@ def test_a_record_is_read_as_it_was_signed() -> None:
     assert msgspec.json.decode(blob)["record"] == msgspec.json.decode(BODY)  # people read it
 
 
+@pytest.mark.rule("H17")
 def test_another_name_bucket_prefix_key_or_byte_is_refused() -> None:
     signer = Signer(bytes(32), "bucket/")
     blob = signer.sign(NAME, BODY)
@@ -45,6 +46,7 @@ def test_another_name_bucket_prefix_key_or_byte_is_refused() -> None:
             signer.check(NAME, changed)
 
 
+@pytest.mark.rule("H17")
 @pytest.mark.parametrize(
     "blob",
     [

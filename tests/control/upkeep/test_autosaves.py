@@ -64,6 +64,7 @@ def _save(machine: NearAgent, book: Book, *made: OwnSave) -> OwnSave:
     return saved(machine, rest, left_s=None, given_unix=0.0, made=roots, scheduled=True)
 
 
+@pytest.mark.rule(13)
 def test_prune_leaves_what_autosaves_name(
     machine: NearAgent, clocked: ClockedStore, tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ def _autosaves(store: MemoryStore, *minutes: float) -> list[SnapshotId]:
     return line[::-1]
 
 
+@pytest.mark.rule(13)
 def test_autosaves_count_for_no_rule_and_get_no_receipt(store: MemoryStore) -> None:
     kept = put_save(store, 0, [])
     verified_save(store, kept)
@@ -129,6 +131,7 @@ def test_autosaves_count_for_no_rule_and_get_no_receipt(store: MemoryStore) -> N
     assert [one.snapshot for one in taken if one.autosave] == own
 
 
+@pytest.mark.rule(13)
 def test_superfluous_autosaves_are_deleted_and_no_other_snapshot(store: MemoryStore) -> None:
     users = put_save(store, 0, [])
     own = _autosaves(store, 10, 20, 30, 40, 50)
@@ -143,6 +146,7 @@ def test_superfluous_autosaves_are_deleted_and_no_other_snapshot(store: MemorySt
     assert snapshot_ids(store, DEMO) == sorted([users, own[0], other, verified, late])
 
 
+@pytest.mark.rule(13)
 def test_a_machine_that_claims_all_older_work_deletes_no_autosave_of_another(
     store: MemoryStore,
 ) -> None:
@@ -154,6 +158,7 @@ def test_a_machine_that_claims_all_older_work_deletes_no_autosave_of_another(
     assert set(own[-KEPT:]) < set(snapshot_ids(store, DEMO))
 
 
+@pytest.mark.rule(13)
 def test_a_verify_of_an_autosave_does_not_keep_it_for_good(store: MemoryStore) -> None:
     own = _autosaves(store, 10, 20, 30, 40, 50)
     verified_save(store, own[0])
@@ -161,6 +166,7 @@ def test_a_verify_of_an_autosave_does_not_keep_it_for_good(store: MemoryStore) -
     assert thin(store, DEMO, PLAIN) == own[:-KEPT]
 
 
+@pytest.mark.rule(13)
 def test_an_autosave_that_is_not_whole_is_passed_over_and_named(
     machine: NearAgent, clocked: ClockedStore
 ) -> None:
@@ -187,6 +193,7 @@ def test_an_autosave_that_is_not_whole_is_passed_over_and_named(
     assert passed_over[1:] == [(damaged, False), (save.snapshot, True)]
 
 
+@pytest.mark.rule(13)
 def test_the_last_autosave_with_what_later_ones_miss_stays_through_any_number_of_them(
     store: MemoryStore,
 ) -> None:
@@ -213,6 +220,7 @@ def test_the_last_autosave_with_what_later_ones_miss_stays_through_any_number_of
     assert holds(store, DEMO) == why
 
 
+@pytest.mark.rule(13)
 def test_an_autosave_that_the_store_completes_late_is_named_for_what_newer_ones_miss(
     store: MemoryStore,
 ) -> None:
@@ -227,6 +235,7 @@ def test_an_autosave_that_the_store_completes_late_is_named_for_what_newer_ones_
     assert [*holds(store, DEMO)] == [late]
 
 
+@pytest.mark.rule(13)
 def test_a_snapshot_that_is_equal_to_an_autosave_stands_for_it_where_another_machine_missed_files(
     store: MemoryStore,
 ) -> None:

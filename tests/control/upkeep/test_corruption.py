@@ -171,6 +171,7 @@ class _Corruption:
         ]
 
 
+@pytest.mark.rule(14)
 @pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
 def test_every_corruption_is_found_and_the_right_files_are_blamed(
     sealed: bool, seaweed: Server, tmp_path: Path

@@ -56,6 +56,7 @@ def test_a_deletion_takes_the_manifest_and_the_receipt_and_leaves_a_record(
         delete_snapshot(store, DEMO, first)
 
 
+@pytest.mark.rule(11)
 def test_the_newest_goes_only_when_it_is_named_as_the_newest(store: MemoryStore) -> None:
     first, newest = _snapshots(store, 2)
     for even_newest in (None, first):
@@ -66,6 +67,7 @@ def test_the_newest_goes_only_when_it_is_named_as_the_newest(store: MemoryStore)
         delete_snapshot(store, DEMO, first)  # it is the newest now
 
 
+@pytest.mark.rule(13)
 def test_a_listing_that_lacks_the_newest_lets_nobody_delete_it_by_chance(
     store: MemoryStore,
 ) -> None:
@@ -77,6 +79,7 @@ def test_a_listing_that_lacks_the_newest_lets_nobody_delete_it_by_chance(
     assert store.head(manifest_key(DEMO, newest)) is not None
 
 
+@pytest.mark.rule(11)
 def test_a_pinned_snapshot_is_deleted_by_nothing(store: MemoryStore) -> None:
     first, newest = _snapshots(store, 2)
     pin(store, DEMO, first, "the weights  of\nthe paper")
@@ -111,6 +114,7 @@ def test_a_damaged_pin_still_pins(store: MemoryStore) -> None:
         delete_snapshot(store, DEMO, first)
 
 
+@pytest.mark.rule(11)
 def test_a_pin_made_while_the_snapshot_is_deleted_brings_it_back(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

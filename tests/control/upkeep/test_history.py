@@ -85,6 +85,7 @@ def test_a_receipt_of_an_older_version_learns_what_the_snapshot_holds_and_keeps_
     assert (whole.bytes, whole.new_bytes) == (900, 300)
 
 
+@pytest.mark.rule(11)
 def test_a_snapshot_that_lost_a_pack_counts_no_more(store: MemoryStore) -> None:
     older, newer = _put(store, 2), _put(store, 1)
     for snapshot in (older, newer):
@@ -95,6 +96,7 @@ def test_a_snapshot_that_lost_a_pack_counts_no_more(store: MemoryStore) -> None:
     assert newest_verified(store, DEMO) == older
 
 
+@pytest.mark.rule(11)
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_manifest_under_a_verified_name_does_not_inherit_that(
     store: MemoryStore, hidden: bool
@@ -129,6 +131,7 @@ def test_a_deleted_snapshot_leaves_no_receipt_and_the_newest_verified_stays(
     assert receipt.key == f"workspaces/demo/verified/{sure}"
 
 
+@pytest.mark.rule(11)
 def test_what_nobody_verified_is_looked_at_once(store: MemoryStore) -> None:
     """Snapshots of older versions have no receipts."""
     whole, damaged, unreadable, known = (_put(store, days) for days in (4, 3, 2, 1))

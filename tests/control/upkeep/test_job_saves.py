@@ -25,6 +25,7 @@ def store() -> MemoryStore:
     return MemoryStore(itertools.count(1.0).__next__)
 
 
+@pytest.mark.rule(11)
 def test_only_the_jobs_own_older_saves_are_deleted(store: MemoryStore) -> None:
     began_with, first, by_the_user, second, newest = put_line(store, 0, 30, 40, 60, 90)
     saves = [first, second, newest]
@@ -35,6 +36,7 @@ def test_only_the_jobs_own_older_saves_are_deleted(store: MemoryStore) -> None:
     assert done == ([], [newest])
 
 
+@pytest.mark.rule(11)
 def test_a_pinned_save_stays_and_is_the_jobs_no_more(store: MemoryStore) -> None:
     first, newest = put_line(store, 30, 60)
     pin(store, DEMO, first, "the best weights")
@@ -51,6 +53,7 @@ def test_the_newest_saves_stay_as_many_as_the_job_keeps(store: MemoryStore) -> N
     assert snapshot_ids(store, DEMO) == saves[1:]
 
 
+@pytest.mark.rule(11)
 def test_what_the_machine_saved_after_the_verified_one_stays(store: MemoryStore) -> None:
     """Its name was signed before: the job would go on from it."""
     verified = put_save(store, 60)
@@ -64,6 +67,7 @@ def test_what_the_machine_saved_after_the_verified_one_stays(store: MemoryStore)
     assert snapshot_ids(store, DEMO) == [newer]
 
 
+@pytest.mark.rule(11)
 def test_a_save_with_work_that_the_verified_one_lacks_stays(store: MemoryStore) -> None:
     """The machine that made it was given up, and the job went on from an earlier one."""
     first = put_save(store, 30, [])
@@ -72,6 +76,7 @@ def test_a_save_with_work_that_the_verified_one_lacks_stays(store: MemoryStore) 
     assert (done.deleted, done.left) == ([first], [lost, newest])
 
 
+@pytest.mark.rule(13)
 def test_a_save_that_the_listing_lacks_stays_the_jobs(store: MemoryStore) -> None:
     first, newest = put_save(store, 30), put_save(store, 60)
     verified = verified_save(store, newest)
@@ -101,6 +106,7 @@ def test_the_last_save_with_files_that_nobody_has_deleted_stays(store: MemorySto
     assert done == ([second], [back])
 
 
+@pytest.mark.rule(11)
 def test_a_proof_of_a_save_that_is_gone_deletes_nothing(store: MemoryStore) -> None:
     first, newest = put_save(store, 30), put_save(store, 60)
     verified = verified_save(store, newest)
@@ -110,6 +116,7 @@ def test_a_proof_of_a_save_that_is_gone_deletes_nothing(store: MemoryStore) -> N
     assert snapshot_ids(store, DEMO) == [first]
 
 
+@pytest.mark.rule(11)
 def test_a_machine_cannot_pass_off_a_users_snapshot_as_its_save(store: MemoryStore) -> None:
     earlier, own = put_save(store, 0, own_save=1), put_save(store, 30, own_save=1)
     users = put_save(store, 60)

@@ -91,6 +91,7 @@ class Past:
         return (_number(found), *(_number(one.snapshot) for one in choice.aside))
 
 
+@pytest.mark.rule(12)
 @pytest.mark.parametrize(
     ("steps", "chosen"),
     [
@@ -128,6 +129,7 @@ def test_a_late_put_never_wins_over_what_descends_from_it() -> None:
     assert past.chosen() == (3,)
 
 
+@pytest.mark.rule(12)
 @pytest.mark.parametrize(
     ("steps", "chosen", "refused"),
     [
@@ -213,6 +215,7 @@ def test_a_line_is_what_only_it_goes_on_from(
     assert sorted(_number(one) or 0 for one in found) == goes
 
 
+@pytest.mark.rule(12)
 @pytest.mark.parametrize(
     ("steps", "chosen"),
     [
@@ -245,6 +248,7 @@ def test_of_a_jobs_machines_the_receipts_name_some() -> None:
     assert past.chosen(JobLineage(_id(2), frozenset(), frozenset("b"))) == (3,)
 
 
+@pytest.mark.rule(16)
 def test_a_machine_is_not_ended_for_a_save_before_the_newest() -> None:
     """What came after it would be lost, though it may be mended."""
     own = JobLineage(_id(2), frozenset("a"), frozenset())
@@ -261,6 +265,7 @@ def test_a_machine_is_not_ended_for_a_save_before_the_newest() -> None:
         sure_save(past.store, DEMO, PLAIN, own)
 
 
+@pytest.mark.rule(12)
 @pytest.mark.parametrize(
     ("steps", "mine", "others"),
     [
@@ -315,6 +320,7 @@ def test_a_listing_says_where_else_the_work_of_a_snapshot_is() -> None:
     assert found == {_id(1): _id(5), _id(2): None, _id(3): _id(5), _id(4): _id(5), _id(5): _id(4)}
 
 
+@pytest.mark.rule(11)
 @pytest.mark.parametrize(
     ("steps", "kept"),
     [
@@ -350,6 +356,7 @@ def _stays(line: list[Lineage], retention: Retention) -> list[SnapshotId]:
     return [one.snapshot for one in judge(taken, retention, {}) if one.reasons == [alone]]
 
 
+@pytest.mark.rule(11)
 def test_a_line_of_a_thousand_snapshots_is_thinned_and_another_machines_tip_stays() -> None:
     """Far beyond what one lineage names."""
     first, line = datetime(2023, 1, 1, tzinfo=timezone.utc), list[Lineage]()
@@ -363,6 +370,7 @@ def test_a_line_of_a_thousand_snapshots_is_thinned_and_another_machines_tip_stay
     assert _stays([*line, Lineage.after(line[499], other, equal=False)], retention) == [other]
 
 
+@pytest.mark.rule(11)
 def test_a_line_of_which_most_was_deleted_is_thinned_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

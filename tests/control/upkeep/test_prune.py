@@ -179,6 +179,7 @@ def test_packs_of_an_unfinished_run_are_left_alone(machine: NearAgent, store: Cl
     assert len(prune(machine).plan.unnamed) == 1
 
 
+@pytest.mark.rule(13)
 def test_a_run_does_not_commit_what_was_marked_since_it_began(
     machine: NearAgent, store: ClockedStore, tmp_path: Path
 ) -> None:
@@ -196,6 +197,7 @@ def test_a_run_does_not_commit_what_was_marked_since_it_began(
     assert restorable(machine, tmp_path) == 1
 
 
+@pytest.mark.rule(13)
 def test_a_mark_that_comes_after_the_look_waits_for_the_commit(
     machine: NearAgent, store: ClockedStore, tmp_path: Path
 ) -> None:
@@ -213,6 +215,7 @@ def test_a_mark_that_comes_after_the_look_waits_for_the_commit(
     assert restorable(machine, tmp_path) == 1
 
 
+@pytest.mark.rule(13)
 def test_a_commit_after_its_hour_is_refused_and_made_again(
     machine: NearAgent, store: ClockedStore, tmp_path: Path
 ) -> None:
@@ -228,6 +231,7 @@ def test_a_commit_after_its_hour_is_refused_and_made_again(
     assert restorable(machine, tmp_path) == 1
 
 
+@pytest.mark.rule(13)
 def test_a_manifest_that_appears_too_late_is_not_verified(
     machine: NearAgent, store: ClockedStore
 ) -> None:
@@ -246,6 +250,7 @@ def test_a_manifest_that_appears_too_late_is_not_verified(
         verify_snapshot(store, wanted, machine.seal)
 
 
+@pytest.mark.rule(13)
 def test_a_marked_pack_is_named_by_no_later_snapshot_though_another_names_it(
     machine: NearAgent, machines: Machines, store: ClockedStore, tmp_path: Path
 ) -> None:
@@ -295,6 +300,7 @@ def test_the_next_snapshot_stores_mostly_dead_packs_again_within_a_bound(
     assert marked_packs(store, WORKSPACE) == set()
 
 
+@pytest.mark.rule(13)
 def test_unknown_is_not_unnamed(machine: NearAgent, store: ClockedStore) -> None:
     first = machine.hibernated()
     fill(machine, 2)
@@ -350,6 +356,7 @@ def test_an_empty_listing_prunes_nothing(machine: NearAgent, store: ClockedStore
     assert len(packs(store)) == 1
 
 
+@pytest.mark.rule(13)
 @pytest.mark.parametrize("by", ["receipt", "pin", "job"])
 def test_a_listing_that_lacks_the_newest_snapshot_frees_none_of_its_packs(
     by: str, machine: NearAgent, store: ShortListings
@@ -376,6 +383,7 @@ def test_a_listing_that_lacks_the_newest_snapshot_frees_none_of_its_packs(
     assert carry_out(store, look(machine, named)).plan.unnamed == []
 
 
+@pytest.mark.rule(13)
 def test_a_snapshot_that_is_gone_without_a_deletion_keeps_its_packs_until_its_user_gives_it_up(
     machine: NearAgent, store: ClockedStore
 ) -> None:
@@ -417,6 +425,7 @@ def test_prune_names_only_the_steps_that_give_up_a_lost_pinned_snapshot(
     look(machine)
 
 
+@pytest.mark.rule(13)
 def test_what_a_machine_was_ended_for_is_missed_also_beside_a_newer_snapshot(
     machine: NearAgent, store: ClockedStore
 ) -> None:
@@ -433,6 +442,7 @@ def test_what_a_machine_was_ended_for_is_missed_also_beside_a_newer_snapshot(
     look(machine, {old: ended})
 
 
+@pytest.mark.rule(13)
 def test_a_deletion_killed_at_any_request_stops_no_prune_and_can_be_repeated(
     machine: NearAgent, memory_store: MemoryStore
 ) -> None:
@@ -464,6 +474,7 @@ def test_a_deletion_killed_at_any_request_stops_no_prune_and_can_be_repeated(
     assert step > 8 and ends == {True, False}
 
 
+@pytest.mark.rule(13)
 def test_a_snapshot_that_was_pinned_while_its_deletion_was_killed_keeps_its_packs(
     machine: NearAgent, store: ClockedStore
 ) -> None:
@@ -477,6 +488,7 @@ def test_a_snapshot_that_was_pinned_while_its_deletion_was_killed_keeps_its_pack
     prune(machine)
 
 
+@pytest.mark.rule(13)
 def test_a_mark_stays_while_a_pack_is_there_that_the_listing_lacks(
     machine: NearAgent, store: ShortListings
 ) -> None:
@@ -491,6 +503,7 @@ def test_a_mark_stays_while_a_pack_is_there_that_the_listing_lacks(
     assert marked_packs(store, WORKSPACE) == {bytes.fromhex(marked.id)}
 
 
+@pytest.mark.rule(13)
 def test_a_deletion_record_stays_while_something_names_its_snapshot(
     machine: NearAgent, store: ClockedStore
 ) -> None:
@@ -535,6 +548,7 @@ def test_marks_are_few_however_often_a_prune_runs(machine: NearAgent, store: Clo
     assert len(list(store.list(marks_prefix(WORKSPACE)))) <= 2
 
 
+@pytest.mark.rule(13)
 def test_a_prune_killed_at_any_step_is_completed_by_the_next(
     seaweed: Server, tmp_path: Path
 ) -> None:

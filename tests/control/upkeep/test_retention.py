@@ -119,6 +119,7 @@ def test_each_reason_is_named(
     assert [*_reasons([*map(_taken, taken)], retention, **more).values()] == reasons
 
 
+@pytest.mark.rule(11)
 def test_saves_of_an_open_job_stay_and_use_up_no_rule() -> None:
     """The job deletes them itself: a backup must not go because a save of its day is there."""
     taken = [*map(_taken, (BACKUP, SAVE, *TODAY))]
@@ -163,6 +164,7 @@ OLDER = _at("2026-09-30 12:00:00")
 OLD_UNIX = made_at(OLD).timestamp()
 
 
+@pytest.mark.rule(11)
 @pytest.mark.parametrize(
     ("machine", "retention", "rented", "stays"),
     [
@@ -185,6 +187,7 @@ def test_of_an_ended_machine_out_of_the_window_only_the_tip_stays(
     assert _kept(taken, retention, rented=rented) == [NEW, OLD, *(OLDER,) * stays]
 
 
+@pytest.mark.rule(11)
 def test_daily_wakes_on_new_machines_are_thinned_as_one_line() -> None:
     """Each goes on from the last: nothing of 400 days stays because it was on a machine alone."""
     line: list[Lineage] = []
@@ -213,6 +216,7 @@ def test_machines_that_changed_nothing_are_no_lines_of_their_own() -> None:
     assert _kept(taken, Retention(last=1)) == [DAYS[1]]
 
 
+@pytest.mark.rule(11)
 def test_an_unverified_snapshot_displaces_no_verified_one_and_ages_itself() -> None:
     days, sure = DAYS[:5], {DAYS[1], DAYS[3]}
     taken = [_taken(day, verified=day in sure) for day in days]
@@ -225,6 +229,7 @@ def test_an_unverified_snapshot_displaces_no_verified_one_and_ages_itself() -> N
     ]
 
 
+@pytest.mark.rule(11)
 def test_a_machine_that_lies_about_itself_displaces_nothing_of_another() -> None:
     lines = [Lineage.after(None, name, equal=False) for name in (OLD, DAYS[0])]
     taken = [_taken(OLD, "a", "m-1"), _taken(DAYS[0], "a", "m-2")]
@@ -240,6 +245,7 @@ def test_a_snapshot_that_cannot_be_read_stays() -> None:
     assert _reasons(taken, Retention(last=1))[OLD] == ["its manifest cannot be read"]
 
 
+@pytest.mark.rule(11)
 @settings(max_examples=100)
 @given(
     hours=st.lists(st.integers(0, 24 * 400), max_size=60),
@@ -291,6 +297,7 @@ def _fleets(draw: st.DrawFn) -> tuple[list[Taken], dict[str, float]]:
     return taken, rented
 
 
+@pytest.mark.rule(11)
 @settings(max_examples=50)
 @given(fleet=_fleets(), counts=_COUNTS, more=_COUNTS)
 def test_no_machines_newest_goes_and_what_is_left_is_left_again(

@@ -63,6 +63,7 @@ def older(lab: Lab) -> Lab:
     return lab
 
 
+@pytest.mark.rule("H17")
 def test_its_records_are_refused_until_they_are_signed_once(older: Lab) -> None:
     lab = older
     for read in (
@@ -142,6 +143,7 @@ def test_only_the_workspaces_that_are_meant_are_signed(older: Lab) -> None:
     assert sign_records(older.store, of=lambda name: name == "demo").signed
 
 
+@pytest.mark.rule("H17")
 @pytest.mark.parametrize("kind", ["rentals/open", "jobs/open", "jobs/stop", "verified", "pins", ""])
 def test_what_an_older_control_side_writes_after_that_is_refused_and_not_lost(
     older: Lab, kind: str

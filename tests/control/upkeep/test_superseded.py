@@ -21,6 +21,8 @@ from torpor.shared.errors import SnapshotKept, SnapshotMissing, StoreArchived
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import ObjectKey, SnapshotId, StoredObject
 
+pytestmark = pytest.mark.rule(11)
+
 MANY, FEW = 40, 1
 """Files of a workspace, and what a machine is left with whose disk was not mounted."""
 

@@ -66,6 +66,7 @@ def test_every_depth_says_that_whole_snapshots_are_whole(kept: Lab) -> None:
     assert "restore" in drill.seconds
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize("depth", ["quick", "drill"])
 def test_what_a_killed_drill_left_goes_a_day_later_and_not_before(kept: Lab, depth: str) -> None:
     opened = kept.opened.under(WorkspaceName("drill--demo"))
@@ -98,6 +99,7 @@ def test_a_drill_s_machine_goes_also_when_the_store_is_away(
     kept.store.delete([found.key for found in kept.store.list("workspaces/drill--demo/")])
 
 
+@pytest.mark.rule(14)
 def test_a_rotten_pack_fails_each_depth_and_the_files_are_named(kept: Lab) -> None:
     newest, older = (stored.snapshot for stored in kept.snapshots())
     key = min(kept.store.list("workspaces/demo/packs/"), key=lambda found: found.bytes).key

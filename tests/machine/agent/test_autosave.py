@@ -98,6 +98,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return found
 
 
+@pytest.mark.rule(13)
 def test_an_unchanged_workspace_writes_no_object(saver: Saver) -> None:
     before = [found.key for found in saver.engine.store.list("")]
     for _ in range(2):
@@ -114,6 +115,7 @@ def test_an_unchanged_workspace_writes_no_object(saver: Saver) -> None:
     assert len(list(saver.engine.store.list(""))) == len(before) + 1  # and its content is there
 
 
+@pytest.mark.rule(13)
 @pytest.mark.parametrize("renewed", [False, True], ids=["same book", "next book"])
 def test_a_later_save_reads_and_stores_only_what_came_since(
     saver: Saver, reads: list[bytes], renewed: bool
@@ -153,6 +155,7 @@ def test_a_hibernation_goes_on_from_an_own_save_and_still_names_what_vanished(
     assert check_whole(saver.engine.store, stored(saver.engine, own), saver.engine.seal)
 
 
+@pytest.mark.rule(13)
 def test_a_run_that_holds_the_workspace_is_left_alone(saver: Saver) -> None:
     run = saver.engine.begin([saver.was])
     done = saver.due()

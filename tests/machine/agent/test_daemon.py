@@ -200,6 +200,7 @@ def test_an_error_has_its_kind_and_the_agent_goes_on(
     assert peer.ask("r2", "echo")["result"]
 
 
+@pytest.mark.rule(9)
 def test_other_errors_say_what_failed_and_neither_answer_nor_log_holds_a_secret(
     agent: Agent, peer: Peer
 ) -> None:
@@ -291,6 +292,7 @@ def test_forget_is_refused_during_a_run_and_then_removes_home(tmp_path: Path) ->
     assert not home.exists()
 
 
+@pytest.mark.rule(6)
 def test_a_run_ends_without_its_own_control_side_though_another_is_attached(
     tmp_path: Path,
 ) -> None:

@@ -115,6 +115,7 @@ def _is_usable(waking: Waking) -> None:
 # -- order and bytes
 
 
+@pytest.mark.rule(5)
 def test_what_comes_first_can_be_used_before_the_rest_is_fetched(waking: Waking) -> None:
     plan = waking.begin(FIRST)
     come_first = [part.first for part in plan.parts]
@@ -278,6 +279,7 @@ def test_after_a_start_of_the_machine_everything_is_compared(
     waking.is_back()
 
 
+@pytest.mark.rule(16)
 def test_a_restore_under_a_command_of_an_older_torpor_is_not_gone_on_with(waking: Waking) -> None:
     """The command has an error for each file that never came, and writes what it takes for
     missing."""

@@ -51,6 +51,7 @@ def _named(back: Path) -> set[str]:
     }
 
 
+@pytest.mark.rule(5)
 def test_what_follows_has_no_name_until_it_is_complete(waking: Waking) -> None:
     """A server that starts on what came first must fail, not load zeros."""
     waking.begin(FIRST)
@@ -64,6 +65,7 @@ def test_what_follows_has_no_name_until_it_is_complete(waking: Waking) -> None:
     waking.complete()
 
 
+@pytest.mark.rule(5)
 @pytest.mark.parametrize("killed", [False, True], ids=["going on", "killed"])
 def test_what_a_program_made_under_a_name_that_follows_is_never_overwritten(
     waking: Waking, killed: bool
@@ -108,6 +110,7 @@ def test_an_order_that_changes_between_two_wakes_fetches_nothing_again(
     assert fetched == sum(part.stored_bytes for part in whole)
 
 
+@pytest.mark.rule(5)
 def test_a_restore_killed_at_any_step_is_completed_whatever_comes_first_then(
     waking: Waking,
 ) -> None:

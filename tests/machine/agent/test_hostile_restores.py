@@ -51,6 +51,7 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, P
     store.close()
 
 
+@pytest.mark.rule(7)
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name)
 def test_a_lie_is_refused_before_a_byte_is_written(victim: tuple[Engine, Path], lie: Lie) -> None:
     engine, folder = victim
@@ -85,6 +86,7 @@ def test_what_is_not_the_snapshot_is_refused(
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.rule(7)
 @pytest.mark.parametrize(
     ("roots", "says"),
     [
@@ -124,6 +126,7 @@ def test_a_machine_compares_the_directories_by_itself(
     assert not (tmp_path / "user").exists()
 
 
+@pytest.mark.rule(7)
 def test_two_paths_that_lead_to_one_directory_are_not_synced(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def _book(machine: Machine) -> Autosave:
     return Autosave(book_of(machine.agent, machine.work, None, every_s=600.0), [], JOB)
 
 
+@pytest.mark.rule(13)
 def test_it_gives_up_its_grants_before_the_new_process_has_any(
     supervised: Machine, older: Older
 ) -> None:
@@ -97,6 +98,7 @@ def test_it_gives_up_its_grants_before_the_new_process_has_any(
     assert saved is not None and saved.made_unix == 1.0  # what it has saved counts on
 
 
+@pytest.mark.rule(13)
 def test_where_it_keeps_them_no_other_process_saves(supervised: Machine, older: Older) -> None:
     older.refuses = True
     with pytest.raises(MachineError, match="of an older torpor and keeps its grants"):

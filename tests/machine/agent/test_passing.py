@@ -26,6 +26,8 @@ from torpor.shared.transfer.transfer import GAP_BYTES
 from torpor.shared.values import MIB, ObjectKey
 from torpor.shared.wire.restore import FetchPart, Peer, RestoredPart, ServePacks
 
+pytestmark = pytest.mark.rule("H16")
+
 KEY = bytes(range(32))
 PLENTY = 1 << 40
 

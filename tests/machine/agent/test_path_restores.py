@@ -95,6 +95,7 @@ def test_a_single_file_brings_no_more_than_its_packs(recovery: Recovery) -> None
     recovery.holds("mine", "other", "link", "empty")
 
 
+@pytest.mark.rule(11)
 def test_what_is_there_is_refused_or_moved_aside_and_never_lost(recovery: Recovery) -> None:
     into = recovery.into
     (into / "d").mkdir(parents=True)
@@ -114,6 +115,7 @@ def test_what_is_there_is_refused_or_moved_aside_and_never_lost(recovery: Recove
     assert (into / "small").read_bytes() == content(2, 3000)
 
 
+@pytest.mark.rule(11)
 def test_what_came_meanwhile_is_not_overwritten(recovery: Recovery) -> None:
     for path in (b"small", b"d"):
         run = recovery.run(path)
@@ -127,6 +129,7 @@ def test_what_came_meanwhile_is_not_overwritten(recovery: Recovery) -> None:
     recovery.holds("small", "d")
 
 
+@pytest.mark.rule(11)
 def test_what_was_moved_aside_comes_back_where_the_new_file_cannot_take_its_name(
     recovery: Recovery, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,6 +166,7 @@ def test_what_a_lost_run_has_stored_since_is_used(saver: Saver) -> None:
     saver.whole(save)
 
 
+@pytest.mark.rule(13)
 def test_what_a_run_stored_before_the_book_is_used_only_if_the_book_names_it(saver: Saver) -> None:
     """Prune may have marked or deleted it before the marks were read."""
     half = saver.half_done()
@@ -213,6 +214,7 @@ def test_a_workspace_that_stays_held_is_an_error(
     saver.state.unlock()
 
 
+@pytest.mark.rule(16)
 def test_half_a_workspace_is_not_saved(saver: Saver) -> None:
     saver.state.restore_journal.write_bytes(b"")
     with pytest.raises(WorkspaceInvalid, match="only half restored"):
@@ -383,6 +385,7 @@ def process_saves(home: Path) -> RescueSaves:
     return RescueSaves([*RESCUE, str(home)])
 
 
+@pytest.mark.rule(9)
 @pytest.mark.usefixtures("needs_server")
 @pytest.mark.parametrize("store_key", [None, bytes(range(32))])
 def test_the_process_leaves_neither_key_nor_grants_behind(
@@ -418,6 +421,7 @@ def test_the_process_leaves_neither_key_nor_grants_behind(
     assert [name for name, text in texts.items() if any(secret in text for secret in hidden)] == []
 
 
+@pytest.mark.rule(13)
 @pytest.mark.usefixtures("needs_server")
 def test_each_grant_is_handed_out_once(saver: Saver) -> None:
     engine, book = saver.engine, saver.book()

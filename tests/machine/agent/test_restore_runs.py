@@ -77,6 +77,7 @@ def waking(
 # -- targets
 
 
+@pytest.mark.rule(7)
 def test_a_target_that_is_not_empty_is_refused(waking: Waking, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine").write_text("precious")
@@ -262,6 +263,7 @@ def test_a_restore_of_another_snapshot_does_not_continue_this_one(
 # -- something else writes into the target
 
 
+@pytest.mark.rule(7)
 @pytest.mark.parametrize("swapped", ["d", "d/deep", "target", "big", "sparse"])
 @pytest.mark.parametrize("resumed", [True, False], ids=["resumed", "going on"])
 def test_nothing_is_written_through_a_symlink(

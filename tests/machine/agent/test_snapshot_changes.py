@@ -72,6 +72,7 @@ GONE: dict[str, Change] = {
 }
 
 
+@pytest.mark.rule(4)
 @pytest.mark.parametrize("name", ["small", "big"])
 @pytest.mark.parametrize("change", CHANGED)
 def test_a_file_that_changes_between_walk_and_read_is_flagged_and_read_again(
@@ -135,6 +136,7 @@ def test_a_rewrite_right_after_reading_is_found_by_the_next_pass(engine: Engine,
     comes_back(engine, commit_at_rest(run), was)
 
 
+@pytest.mark.rule(4)
 def test_names_that_may_change_are_accepted_and_no_others(engine: Engine, was: Path) -> None:
     (was / "d/app.log").write_bytes(b"line\n" * 100)
     let_settle()
@@ -176,6 +178,7 @@ def _keeping_time(path: Path, change: Change) -> None:
     os.utime(path, ns=(st.st_atime_ns, st.st_mtime_ns))
 
 
+@pytest.mark.rule(4)
 @pytest.mark.parametrize("change", CONFIRMED)
 def test_the_last_look_finds_what_changed_since_the_commit(
     engine: Engine, was: Path, change: str
@@ -192,6 +195,7 @@ def test_the_last_look_finds_what_changed_since_the_commit(
     assert found.unaccepted_count == len(found.unaccepted)
 
 
+@pytest.mark.rule(3)
 def test_a_workspace_that_became_empty_is_no_snapshot(engine: Engine, was: Path) -> None:
     run = engine.begin([was])
     scan_and_store(run)
@@ -203,6 +207,7 @@ def test_a_workspace_that_became_empty_is_no_snapshot(engine: Engine, was: Path)
     assert engine.snapshots() == []
 
 
+@pytest.mark.rule(22)
 def test_a_directory_that_torpor_made_and_that_held_a_file_in_an_earlier_pass_is_not_empty(
     engine: Engine, tmp_path: Path
 ) -> None:
@@ -250,6 +255,7 @@ def test_small_files_that_were_only_touched_are_read_and_not_stored_again(
 # -- programs that store through a mapping
 
 
+@pytest.mark.rule(4)
 @pytest.mark.parametrize("size", [3000, 5 * MIB])
 def test_the_last_store_of_a_program_that_ends_after_the_read_is_kept(
     engine: Engine, tmp_path: Path, size: int
@@ -278,6 +284,7 @@ def test_the_last_store_of_a_program_that_ends_after_the_read_is_kept(
     assert stored(tmp_path / "back/199/mapped") == last
 
 
+@pytest.mark.rule(4)
 def test_a_store_after_the_last_read_is_seen_by_the_last_look(engine: Engine, was: Path) -> None:
     run = engine.begin([was])
     with Mapper(was / "big") as program:
@@ -307,6 +314,7 @@ def test_a_name_that_the_manifest_lacks_is_seen_by_the_last_look(
     assert run.confirm().unaccepted == ["big"]
 
 
+@pytest.mark.rule(4)
 def test_who_alone_keeps_a_file_from_counting_as_unchanged_is_named(
     engine: Engine, was: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_request_that_comes_again_with_the_same_grants_writes_no_pack_twice(
 # -- one run at a time
 
 
+@pytest.mark.rule(6)
 def test_a_second_run_is_refused_until_the_first_has_ended(engine: Engine, was: Path) -> None:
     begin = BeginSnapshot("r", WORKSPACE, "", [str(was)], [], None, [])
     assert engine.call(begin) == engine.call(begin)
@@ -109,6 +110,7 @@ def test_a_second_run_is_refused_until_the_first_has_ended(engine: Engine, was: 
     engine.begin([was])
 
 
+@pytest.mark.rule(6)
 def test_a_second_agent_is_refused_until_the_first_has_gone(
     engine: Engine, was: Path, machines: Machines
 ) -> None:
@@ -485,6 +487,7 @@ def test_a_sealed_store_shows_nothing_of_the_workspace(engine: Engine, was: Path
 # -- as an ordinary user
 
 
+@pytest.mark.rule(3)
 @pytest.mark.parametrize("unreadable", ["", "d", "small", "big"])
 def test_what_cannot_be_read_is_named(
     memory_store: MemoryStore, tmp_path: Path, was: Path, unreadable: str

@@ -91,6 +91,7 @@ def test_a_directory_that_is_not_there_is_made(two: Two) -> None:
 # -- what is refused
 
 
+@pytest.mark.rule(12)
 @pytest.mark.parametrize(
     "work",
     ["edit", "edit and set the time back", "new file", "new directory", "chmod", "delete", "link"],
@@ -188,6 +189,7 @@ def test_half_a_restore_is_refused(two: Two, tmp_path: Path) -> None:
 # -- excluded paths
 
 
+@pytest.mark.rule(12)
 def test_excluded_paths_are_never_touched(two: Two) -> None:
     (two.root / "d/cache").mkdir()
     (two.root / "d/cache/mine").write_bytes(b"mine")
@@ -267,6 +269,7 @@ def test_a_hard_link_outside_the_workspace_keeps_its_content(two: Two, tmp_path:
 # -- who works there meanwhile
 
 
+@pytest.mark.rule(12)
 def test_a_file_that_is_edited_after_the_look_is_left_as_it_is(two: Two) -> None:
     run = two.engine.staged_sync(two.second)
     (two.root / "d/edited").write_bytes(b"precious")
@@ -309,6 +312,7 @@ def test_a_source_that_changes_before_it_is_copied_stops_the_sync(
     assert differences(_files(before), _files(facts(was))) == []
 
 
+@pytest.mark.rule(7, 12)
 @pytest.mark.parametrize("when", ["staged", "fetched"])
 def test_nothing_is_written_through_a_symlink(two: Two, tmp_path: Path, when: str) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -389,6 +393,7 @@ def _cut_a_patch_short(two: Two, monkeypatch: pytest.MonkeyPatch, when: str) -> 
 # -- the store goes away, and other syncs
 
 
+@pytest.mark.rule(12)
 def test_a_store_that_fails_on_the_way_leaves_the_old_files_whole(
     two: Two, memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def _change(root: Path) -> None:
         os.pwrite(file.fileno(), b"begin", 0)
 
 
+@pytest.mark.rule(12)
 def test_a_sync_killed_at_any_step_is_completed_by_the_next(
     memory_store: MemoryStore, tmp_path: Path
 ) -> None:

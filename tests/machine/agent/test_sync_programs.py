@@ -11,6 +11,7 @@ from tests.fixtures.trees import differences, facts, let_settle
 from torpor.shared.errors import StillChanging, UnsavedWork
 
 
+@pytest.mark.rule(12)
 @pytest.mark.parametrize("name", ["d/edited", "gone", "big"])
 def test_a_file_that_a_program_writes_is_refused_by_name(two: Two, name: str) -> None:
     """Replaced, removed or patched, it would have no name: the next lines would be in no file."""
@@ -27,6 +28,7 @@ def test_a_file_that_a_program_writes_is_refused_by_name(two: Two, name: str) ->
     two.sync()
 
 
+@pytest.mark.rule(12)
 @pytest.mark.parametrize("name", ["d/edited", "gone", "big"])
 def test_a_file_that_a_program_opens_after_the_look_is_left_as_it_is(two: Two, name: str) -> None:
     run = two.engine.staged_sync(two.second)
@@ -42,6 +44,7 @@ def test_a_file_that_a_program_opens_after_the_look_is_left_as_it_is(two: Two, n
     assert (two.root / name).read_bytes().endswith(b"a line")
 
 
+@pytest.mark.rule(12)
 def test_an_accepted_loss_names_what_a_program_still_writes(two: Two) -> None:
     with (two.root / "d/edited").open("ab"), (two.root / "d/same").open("ab"):
         done = two.sync(discard_local=True)

@@ -15,10 +15,14 @@ from torpor.shared.wire.activity import GPU_LOST, GPUS_FINE, GPUS_UNREADABLE, NO
 
 _LOOKER = """
 import sys
+from msgspec.structs import astuple
 from torpor.machine.sampler.gpus import Gpus
 clock = [0.0]
 gpus = Gpus(lambda: clock[0])
 for line in sys.stdin:
+    if line == "figures\\n":
+        print(*(figure for gpu in gpus.figures() for figure in astuple(gpu)), flush=True)
+        continue
     clock[0] += float(line)
     print(*gpus.look(), flush=True)
 """
@@ -27,22 +31,27 @@ Look = Callable[..., tuple[int, ...]]
 
 
 @pytest.fixture
-def look(stand_in_gpus: StandIn) -> Iterator[Look]:
-    """Look once, ``after_s``, in a process that loads the stand-in."""
+def ask(stand_in_gpus: StandIn) -> Iterator[Callable[[str], tuple[int, ...]]]:
+    """Ask a process that loads the stand-in."""
     process = subprocess.Popen(
         [sys.executable, "-c", _LOOKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert process.stdin is not None and process.stdout is not None
 
-    def look(after_s: float = 1.0) -> tuple[int, ...]:
+    def ask(what: str) -> tuple[int, ...]:
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(f"{after_s}\n")
+        process.stdin.write(f"{what}\n")
         process.stdin.flush()
         return tuple(map(int, process.stdout.readline().split()))
 
-    yield look
+    yield ask
     process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
+
+
+@pytest.fixture
+def look(ask: Callable[[str], tuple[int, ...]]) -> Look:
+    """Look once, ``after_s``."""
+    return lambda after_s=1.0: ask(str(after_s))
 
 
 @pytest.mark.parametrize(
@@ -91,6 +100,24 @@ def test_mig_without_gpm_is_unknown(stand_in_gpus: StandIn, look: Look) -> None:
     stand_in_gpus.are("mig=2", "samples=80")
     for _ in range(3):
         assert look() == (2, GPUS_UNREADABLE, 80)
+
+
+def test_the_figures_of_each_gpu_and_what_it_does_not_say(
+    stand_in_gpus: StandIn, ask: Callable[[str], tuple[int, ...]], look: Look
+) -> None:
+    said = "used=70000 free=11559 heat=71 power=650000 sent=120 received=2400"
+    stand_in_gpus.are(f"rate=40 {said}", "rate=0 heat=30", "nothing")
+    look()
+    stand_in_gpus.are(f"rate=90 {said}", "rate=0 heat=30", "nothing")
+    look()
+    none = (UNKNOWN,) * 7
+    assert ask("figures") == (
+        *(65, 70000, 11559, 71, 650000, 120, 2400),  # the mean of both looks
+        *(0, UNKNOWN, UNKNOWN, 30, UNKNOWN, UNKNOWN, UNKNOWN),
+        *none,
+    )
+    stand_in_gpus.are(f"lost rate=90 {said}", "rate=0", "nothing")
+    assert ask("figures")[:7] == none
 
 
 def test_a_driver_that_comes_later_is_noticed(stand_in_gpus: StandIn, look: Look) -> None:

@@ -16,12 +16,13 @@ from tests.fixtures.nvml import StandIn
 from tests.fixtures.waiting import PATIENCE_S, until
 from torpor.machine.agent.home import enter_home, note_busy
 from torpor.machine.sampler import process as sampler
+from torpor.machine.sampler.gpu_table import read_gpu_table
 from torpor.machine.sampler.process import ALIVE, dismiss, ensure_sampler
 from torpor.machine.sampler.ring import RING, boot_clock_s, boot_id, read
 from torpor.machine.sampler.save_lock import saving
 from torpor.machine.supervisor.marker import MARKER
 from torpor.shared.values import WorkspaceName
-from torpor.shared.wire.activity import OWN_RUN, OWN_SAVE, Sample
+from torpor.shared.wire.activity import OWN_RUN, OWN_SAVE, UNKNOWN, Sample
 
 pytestmark = pytest.mark.usefixtures("needs_server")
 
@@ -66,7 +67,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_it_writes_a_sample_a_second_and_survives_its_starter(
     home: Path, stand_in_gpus: StandIn
 ) -> None:
-    stand_in_gpus.are("rate=4", "samples=0,70 rate=0")
+    stand_in_gpus.are("rate=4 heat=61", "samples=0,70 rate=0")
     began_s = boot_clock_s()
     start(home)
     until(lambda: len(samples(home)) >= 3, "three samples")
@@ -74,6 +75,9 @@ def test_it_writes_a_sample_a_second_and_survives_its_starter(
     assert [seen.number for seen in found] == list(range(1, len(found) + 1))
     assert {seen.boot for seen in found} == {boot_id()}
     assert {(seen.gpus, seen.gpu) for seen in found} == {(2, 70)}
+    table = read_gpu_table(home)
+    assert table is not None and table.boot == boot_id() and began_s <= table.at_s
+    assert [(gpu.percent, gpu.temperature_c) for gpu in table.gpus] == [(4, 61), (70, UNKNOWN)]
     # A late sample is followed by one on time: only the number of all says how often it looks.
     assert len(found) - 1 <= found[-1].at_s - began_s
     pid = pid_of(home)
@@ -125,6 +129,7 @@ def test_a_run_of_torpor_is_marked(home: Path) -> None:
     until(lambda: not samples(home)[-1].flags & OWN_RUN, "the run has ended")
 
 
+@pytest.mark.rule(13)
 def test_a_scheduled_save_is_marked(home: Path) -> None:
     with saving(home, WorkspaceName("demo")):
         start(home)

@@ -6,6 +6,7 @@ import zlib
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,7 @@ def test_a_record_of_a_version_with_memory_is_read() -> None:
     assert unpack(record + zlib.crc32(record).to_bytes(4, "little")) == whole
 
 
+@pytest.mark.rule(3)
 @given(_SAMPLES, _SAMPLES, st.integers(1, RECORD_BYTES - 1))
 def test_a_torn_record_is_never_read(old: Sample, new: Sample, written: int) -> None:
     torn = pack(new)[:written] + pack(old)[written:]

@@ -51,6 +51,7 @@ def test_a_machine_says_what_runs_on_it_also_without_its_supervisor(machine: Mac
     assert runs() == (False, False)
 
 
+@pytest.mark.rule(16)
 def test_home_is_not_removed_under_a_command(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +90,7 @@ def _bundle(home: Path, number: int) -> Path:
     return make_bundle(source, home / "bundles" / str(number), str(number) * 64)
 
 
+@pytest.mark.rule(16)
 @pytest.mark.usefixtures("needs_server")
 def test_a_job_outlives_a_new_version_of_the_agent_and_keeps_its_own_bundle(home: Path) -> None:
     work = home.parent / "work"

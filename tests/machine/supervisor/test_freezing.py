@@ -123,6 +123,7 @@ def _no_key(book: Book) -> Book:
     return msgspec.structs.replace(book, key=None)
 
 
+@pytest.mark.rule(16)
 @pytest.mark.parametrize(
     ("before", "changed", "left_s", "why"),
     [
@@ -198,6 +199,7 @@ def test_another_notice_is_decided_anew(freezing: Freezing) -> None:
     assert freezing.decided().frozen
 
 
+@pytest.mark.rule(16)
 def test_no_other_save_removes_what_is_frozen_until_it_goes_on_or_is_stopped(
     freezing: Freezing,
 ) -> None:
@@ -241,6 +243,7 @@ def test_a_save_for_a_machine_that_shuts_down_waits_for_what_is_being_frozen(
     assert (state.state, state.frozen, state.save_error) == ("running", None, "")
 
 
+@pytest.mark.rule(16)
 @pytest.mark.parametrize("what", ["shuts down", "is stopped", "loses the save"])
 def test_a_machine_that_shuts_down_and_a_job_that_is_stopped_freeze_nothing(
     freezing: Freezing, what: str
@@ -326,6 +329,7 @@ def test_where_the_autosave_process_is_killed_its_save_freezes_the_command_all_t
     assert freezing.breaks() == 0
 
 
+@pytest.mark.rule(16)
 def test_where_its_save_is_refused_it_is_dead_and_goes_on_from_this_disk(
     freezing: Freezing,
 ) -> None:
@@ -352,6 +356,7 @@ def test_where_its_save_is_refused_it_is_dead_and_goes_on_from_this_disk(
     assert freezing.breaks() == 0
 
 
+@pytest.mark.rule(16)
 def test_only_what_was_frozen_for_the_snapshot_that_was_woken_goes_on(freezing: Freezing) -> None:
     frozen = freezing.is_frozen().frozen
     assert frozen is not None
@@ -368,6 +373,7 @@ def test_only_what_was_frozen_for_the_snapshot_that_was_woken_goes_on(freezing: 
     assert not freezing.images.exists()
 
 
+@pytest.mark.rule(16)
 def test_a_supervisor_that_is_killed_before_its_record_leaves_no_copy(
     freezing: Freezing, tmp_path: Path
 ) -> None:

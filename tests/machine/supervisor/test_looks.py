@@ -254,6 +254,7 @@ def test_a_grace_is_bounded(machine: Machine, grace_s: float) -> None:
         machine.stop(grace_s)
 
 
+@pytest.mark.rule(21)
 def test_a_process_of_another_account_is_none_of_a_jobs(tmp_path: Path) -> None:
     """Any account can start one whose environment names the job's folder."""
     with process_of_another({MARK: str(tmp_path)}) as pid:

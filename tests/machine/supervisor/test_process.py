@@ -218,6 +218,7 @@ _MAIN = "import sys\nfrom torpor.machine.agent.__main__ import main\nsys.exit(ma
 # -- lost supervisors
 
 
+@pytest.mark.rule(16)
 def test_a_lost_supervisors_command_is_ended_before_the_next_one_starts(machine: Machine) -> None:
     alone = f"{_ALONE}{WAITS}"
     machine.shell(alone)
@@ -233,6 +234,7 @@ def test_a_lost_supervisors_command_is_ended_before_the_next_one_starts(machine:
     assert not (machine.work / "two-at-once").exists()
 
 
+@pytest.mark.rule(16)
 def test_what_it_left_in_the_background_goes_too(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +279,7 @@ def test_an_orphan_outlives_its_command_and_not_what_comes_next(
     until(lambda: not supervisor.lives, "the supervisor leaves")
 
 
+@pytest.mark.rule(16)
 def test_after_a_boot_no_process_is_taken_for_the_commands(machine: Machine) -> None:
     """Of an earlier boot, and of a pid that another process has by now."""
     machine.shell(WAITS)
@@ -297,6 +300,7 @@ def test_after_a_boot_no_process_is_taken_for_the_commands(machine: Machine) -> 
 # -- torpor's folder, removed
 
 
+@pytest.mark.rule(16)
 @pytest.mark.parametrize("removed", ["", "/.t*", "/jobs", "/jobs/*/*", "/jobs/*/alive"])
 def test_what_a_command_removes_of_torpors_folder_is_made_again(
     machine: Machine, removed: str
@@ -315,6 +319,7 @@ def test_what_a_command_removes_of_torpors_folder_is_made_again(
     assert machine.shell("true", attempt=2).attempt == 2
 
 
+@pytest.mark.rule(16)
 def test_a_stop_ends_a_command_of_which_its_machine_knows_nothing(machine: Machine) -> None:
     machine.shell(WAITS)
     command = machine.supervisor_dies().command
@@ -357,6 +362,7 @@ _STEPS = {
 """Where the supervisor is killed."""
 
 
+@pytest.mark.rule(16)
 @pytest.mark.parametrize("step", _STEPS)
 def test_killed_at_any_step_it_leaves_one_command_at_most(
     machine: Machine, step: str, tmp_path: Path
@@ -402,6 +408,7 @@ def _killed_at(line: str, machine: Machine, folder: Path) -> list[str]:
 # -- killed agents
 
 
+@pytest.mark.rule(16)
 def test_an_agent_killed_at_any_step_of_a_start_may_be_asked_again(machine: Machine) -> None:
     script = f"mkdir alone || touch two-at-once; echo $TORPOR_ATTEMPT >> ran; {WAITS}; rmdir alone"
     steps = 0

@@ -60,6 +60,7 @@ def files_of(machine: Machine, save: OwnSave) -> set[bytes]:
     return {entry.path for entry in manifest.entries}
 
 
+@pytest.mark.rule(16)
 def test_a_machine_that_shuts_down_is_saved_and_its_command_goes_on(machine: Machine) -> None:
     machine.agent.store_key = secrets.token_bytes(32)
     machine.shell(f"echo progress > checkpoint; {WAITS}; exit 6")
@@ -91,6 +92,7 @@ def test_a_notice_that_is_withdrawn_leaves_nothing_paused(
     (machine.work / "go").touch()
 
 
+@pytest.mark.rule(9)
 def test_neither_key_nor_grants_reach_the_disk(machine: Machine) -> None:
     machine.agent.store_key = secrets.token_bytes(32)
     machine.shell(WAITS)
@@ -607,6 +609,7 @@ def _seen(machine: Machine) -> AutosaveState:
     return machine.agent.call(LookAtAutosave(WORKSPACE))
 
 
+@pytest.mark.rule(13)
 def test_one_process_saves_a_workspace_with_a_job_and_without(machine: Machine) -> None:
     book = book_of(machine.agent, machine.work, None, every_s=600.0)
     of_watch = msgspec.structs.replace(book, job="")
@@ -626,6 +629,7 @@ def test_one_process_saves_a_workspace_with_a_job_and_without(machine: Machine) 
     assert not machine.saver()
 
 
+@pytest.mark.rule(13)
 def test_watch_takes_over_from_a_job_whose_grants_have_ended_until_its_driver_is_back(
     machine: Machine,
 ) -> None:

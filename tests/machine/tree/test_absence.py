@@ -114,6 +114,7 @@ def _refused(root: Path, number: int) -> None:
         _walk(root)
 
 
+@pytest.mark.rule(3)
 @pytest.mark.parametrize(
     "number", [*UNKNOWN, errno.E2BIG, errno.EPERM, errno.ERANGE, errno.ENODATA]
 )
@@ -262,6 +263,7 @@ def data(work: Path) -> Path:
     return place
 
 
+@pytest.mark.rule(3)
 @pytest.mark.parametrize("number", UNKNOWN)
 @pytest.mark.parametrize("call", ["readlink", "lstat", "scandir"])
 def test_data_behind_a_link_that_cannot_be_looked_at_is_named(

@@ -6,6 +6,8 @@ import pytest
 
 from torpor.machine.tree.credentials import is_credential, is_secret_variable
 
+pytestmark = pytest.mark.rule(22)
+
 
 @pytest.mark.parametrize(
     "path",

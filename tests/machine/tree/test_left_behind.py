@@ -65,6 +65,7 @@ def made(tmp_path: Path) -> Made:
     return machine
 
 
+@pytest.mark.rule(22)
 def test_an_untouched_image_has_nothing_worth_a_line(made: Made) -> None:
     made.begin()
     for noise in (
@@ -125,6 +126,7 @@ def test_the_largest_come_first_and_the_total_has_all(made: Made) -> None:
     assert found.total.bytes == sum(range(31))
 
 
+@pytest.mark.rule(22)
 def test_what_the_image_brought_is_not_left_behind_and_what_was_changed_in_it_is(
     made: Made,
 ) -> None:
@@ -213,6 +215,7 @@ def test_a_user_who_was_added_is_named_and_one_of_the_image_is_not(made: Made) -
     assert made.look().settings == ["user ann"]
 
 
+@pytest.mark.rule(22)
 def test_each_disk_is_looked_at_once_and_no_network_is_touched(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +257,7 @@ def test_a_hard_link_counts_once_and_a_symbolic_link_and_a_socket_not(made: Made
     assert (made.look().total.files, made.look().total.bytes) == (1, 3)
 
 
+@pytest.mark.rule(22)
 def test_a_look_that_is_stopped_says_what_it_has_found_until_then(made: Made) -> None:
     made.begin()
     made.write("/data/a", b"xyz")
@@ -267,6 +271,7 @@ def test_a_look_that_is_stopped_says_what_it_has_found_until_then(made: Made) ->
     assert found.user_unseen == ["the look at the homes did not come to its end"]
 
 
+@pytest.mark.rule(22)
 def test_a_users_own_files_in_a_home_are_told_from_settings_caches_and_the_image(
     made: Made,
 ) -> None:
@@ -322,6 +327,7 @@ def test_the_names_of_own_files_end_at_a_number_and_name_other_homes(made: Made)
     assert made.user_names(most=3).unseen == ["the look at the homes did not come to its end"]
 
 
+@pytest.mark.rule(22)
 def test_a_directory_of_a_home_that_cannot_be_read_leaves_unknown_what_is_the_users(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:

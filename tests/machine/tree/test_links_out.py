@@ -127,6 +127,7 @@ def test_what_may_be_lost_is_not_looked_at(linked: Linked) -> None:
     assert linked.find() == {}
 
 
+@pytest.mark.rule(22)
 def test_a_network_is_not_touched(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
     linked.begin()
     linked.write("net/data/a")
@@ -165,6 +166,7 @@ def test_a_link_that_leads_where_nobody_may_look_counts_as_data_until_that_is_ac
     assert linked.find() == {}
 
 
+@pytest.mark.rule(22)
 def test_what_was_not_looked_at_in_time_counts_as_data(linked: Linked) -> None:
     linked.write("large/file")
     linked.begin()

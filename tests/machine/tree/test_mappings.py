@@ -53,6 +53,7 @@ def _held(root: Path) -> Names:
     return as_read(_walk(root))
 
 
+@pytest.mark.rule(4)
 def test_a_file_system_is_tried_and_left_as_it_was(tmp_path: Path, in_memory: Path) -> None:
     on_disk = tmp_path / "on disk"
     on_disk.mkdir()
@@ -79,6 +80,7 @@ def test_where_a_file_without_a_name_cannot_be_made_another_folder_of_the_disk_i
     assert not shows_stores(os.fsencode(in_memory))  # cannot be tried
 
 
+@pytest.mark.rule(4)
 def test_a_file_that_a_program_can_change_unseen_is_new_in_each_walk(in_memory: Path) -> None:
     for name in ("mapped", "other"):
         (in_memory / name).write_bytes(bytes(5000))
@@ -109,6 +111,7 @@ class _Library:
         return -1
 
 
+@pytest.mark.rule(4)
 @pytest.mark.parametrize(
     ("code", "error"), [(errno.EIO, MachineError), (errno.ENOSPC, DiskFull)], ids=["EIO", "ENOSPC"]
 )
@@ -122,6 +125,7 @@ def test_a_disk_that_was_not_synced_ends_the_walk(
         _walk(tmp_path)
 
 
+@pytest.mark.rule(4)
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM], ids=["ENOSYS", "EPERM"])
 def test_without_the_call_a_mapped_file_counts_as_changing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
@@ -133,6 +137,7 @@ def test_without_the_call_a_mapped_file_counts_as_changing(
         assert [u.entry.path for u in _walk(tmp_path, held).unread] == [b"mapped"]
 
 
+@pytest.mark.rule(4)
 def test_a_single_file_of_another_disk_is_synced_and_tried_too(
     needs_server: None, tmp_path: Path
 ) -> None:

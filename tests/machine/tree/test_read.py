@@ -42,6 +42,7 @@ def test_a_file_at_rest_is_stable_and_settled(file: Path) -> None:
     assert file.stat().st_atime_ns == atime
 
 
+@pytest.mark.rule(4)
 def test_a_write_that_has_begun_is_waited_for(tmp_path: Path) -> None:
     """It set the time when it began, and no time moves when its last bytes are written."""
     file, size = tmp_path / "file", 96 << 20

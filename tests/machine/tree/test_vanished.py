@@ -117,6 +117,7 @@ def test_a_workspace_that_has_only_torpors_own_files_is_gone(tmp_path: Path, own
     ]
 
 
+@pytest.mark.rule(22)
 def test_a_disk_that_did_not_come_back_is_missing_until_a_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,6 +166,7 @@ def _elsewhere(tmp_path: Path) -> Path:
     return elsewhere
 
 
+@pytest.mark.rule(7)
 @pytest.mark.parametrize("swap", SWAPS, ids=list(SWAPS))
 @pytest.mark.parametrize("resumed", [True, False], ids=["resumed", "going-on"])
 @pytest.mark.parametrize("stage", [b"", b".stage"], ids=["named", "staged"])

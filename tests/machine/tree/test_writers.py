@@ -35,6 +35,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
+@pytest.mark.rule(12)
 def test_a_file_that_is_written_is_found_with_its_program(kernel: str, tmp_path: Path) -> None:
     names = {name: os.fsencode(tmp_path / name) for name in ("written", "mapped", "read", "alone")}
     for path in names.values():

@@ -7,6 +7,7 @@ import pytest
 from torpor.shared.format.git_names import is_head, is_of_git
 
 
+@pytest.mark.rule(23)
 @pytest.mark.parametrize(
     "path",
     [
@@ -30,6 +31,7 @@ def test_other_names_are_not(path: str) -> None:
     assert not is_of_git(path)
 
 
+@pytest.mark.rule(23)
 @pytest.mark.parametrize(
     ("path", "is_one"),
     [

@@ -87,6 +87,7 @@ def _some(folder: str, count: int, size: int = 1) -> dict[str, int | str]:
     return {f"{folder}/{number}": size for number in range(count)}
 
 
+@pytest.mark.rule(13)
 def test_more_than_half_of_the_files_is_missed_and_less_is_deleted() -> None:
     mine = _some("code", 20)
     assert _lost(_manifest({**mine, **_some("data", 21)}), _manifest(mine)) == (21, 21)

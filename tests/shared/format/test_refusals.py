@@ -126,6 +126,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.rule("H11")
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_manifest_of_a_few_kilobytes_takes_few_megabytes(kind: str) -> None:
     """It took 5 GB of the control side, which reads what machines write."""
@@ -247,6 +248,7 @@ def _refusal(lie: Lie) -> ManifestInvalid:
     return refused.value
 
 
+@pytest.mark.rule(7, "H10")
 @pytest.mark.parametrize("lie", [*MISNAMED, *LIES], ids=lambda lie: f"{lie.rule}-{lie.name}")
 def test_a_lie_is_refused(lie: Lie) -> None:
     refused = str(_refusal(lie))

@@ -121,6 +121,7 @@ def test_what_torpor_writes_is_read_without_an_object_for_each_entry(
     assert Names.of(2, found.entries).find(1, b"a") == len(entries) - 1
 
 
+@pytest.mark.rule(7)
 @pytest.mark.parametrize("made", [_lying, _broken])
 def test_c_and_python_agree_on_manifests_that_lie(
     made: Callable[[random.Random], bytes], monkeypatch: pytest.MonkeyPatch

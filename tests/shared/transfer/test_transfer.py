@@ -338,6 +338,7 @@ def test_a_trickle_is_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
         over.set()
 
 
+@pytest.mark.rule("H8")
 @pytest.mark.parametrize(
     ("verb", "begins"),
     [

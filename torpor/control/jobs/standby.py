@@ -1,6 +1,6 @@
 """What a machine needs to save by itself while no control side is there.
 
-docs/contributing/safety.md, rule 13, says why prune does such a save no harm: the order in
+docs/contributing/prune.md says why prune does such a save no harm: the order in
 ``book_for``.
 """
 

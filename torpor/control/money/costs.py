@@ -83,6 +83,12 @@ def costs(rentals: Iterable[Rental], now_unix: float, zone: ZoneInfo) -> list[Co
     return found
 
 
+def spent_since(rental: Rental, since_us: int, now_unix: float) -> int:
+    """Micro-dollars at most since then, of the known price."""
+    begin_us, _, end_us = span(rental, now_unix)
+    return charge(rental.bound_usd_h, max(0, end_us - max(begin_us, since_us)))
+
+
 def read(
     ledgers: Sequence[Rentals], since_unix: float = 0.0, unread: Unread | None = None
 ) -> list[Rental]:

@@ -2,7 +2,7 @@
 
 No new snapshot names a marked pack, because a run reads the marks before it writes its manifest
 (remote/snapshot.py). So "marked, and named by no manifest" stays true once it
-is true, and prune needs no lock. docs/contributing/safety.md, rule 13, has the whole argument.
+is true, and prune needs no lock. docs/contributing/prune.md has the whole proof.
 """
 
 from __future__ import annotations

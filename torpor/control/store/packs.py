@@ -30,7 +30,7 @@ class UsablePacks:
     def read(cls, store: ObjectStore, workspace: WorkspaceName) -> UsablePacks:
         """Look at the store. Sign the grant for the manifest before: it ends COMMIT_S or
         OWN_COMMIT_S later, even if this process dies. The marks are read first, then the packs are
-        listed. This order makes prune safe without a lock (docs/contributing/safety.md, rule 13).
+        listed. This order makes prune safe without a lock (docs/contributing/prune.md).
         """
         marked = marked_packs(store, workspace)
         return cls(stored_packs(store, workspace), marked)

@@ -12,10 +12,22 @@ if TYPE_CHECKING:
 
 
 def frame(rows: Sequence[msgspec.Struct]) -> pandas.DataFrame:
-    """A table with one row for each value and one column for each field.
+    """Make a pandas table of a list: one row for each value and one column for each field.
 
-    Fields named ``*_unix`` (seconds) and ``*_ns`` are times: they become UTC timestamps in columns
-    without that ending. An empty list is an empty table without columns.
+    Args:
+        rows: A list that a function called `list_...` returned, or the list in its result.
+
+    Returns:
+        The table. Fields named `*_unix` (seconds) and `*_ns` become UTC timestamps in columns
+        without that ending. An empty list is an empty table without columns.
+
+    Example:
+        The snapshots of a workspace:
+        ```python
+        from flows import frame, list_kept
+
+        print(frame(list_kept("mywork")))
+        ```
     """
     import pandas  # a second of import that no flow needs
 

@@ -1,7 +1,7 @@
 """Prune marks what no manifest names, and deletes it a grace time later. It holds no lock.
 
 ``plan_prune`` reads and plans; ``carry_out`` does exactly the plan. Both may be killed at any step
-and run any number of times at once. docs/contributing/safety.md, rule 13, says why that is safe
+and run any number of times at once. docs/contributing/prune.md says why that is safe
 beside running snapshots.
 """
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.runs import RunRegistry
 from torpor.machine.sampler import ring
+from torpor.machine.sampler.gpu_table import read_gpu_table
 from torpor.machine.supervisor.folder import all_kept
 from torpor.shared.wire.activity import Activity, ReadActivity
 
@@ -25,4 +26,12 @@ def read_activity(request: ReadActivity, call: Call, runs: RunRegistry) -> Activ
         began_s = [kept.command.began_s for kept in at_work if kept.serves == serves]
         return max(0.0, now_s - max(began_s)) if began_s else None
 
-    return Activity(now_s, boot, runs.active(), asked, newest_s(False), newest_s(True))
+    return Activity(
+        now_s,
+        boot,
+        runs.active(),
+        asked,
+        newest_s(False),
+        newest_s(True),
+        read_gpu_table(call.home),
+    )

@@ -2,7 +2,7 @@
 process of its own.
 
 It needs neither the control side nor the agent: it has grants, and what it may not name. The
-control side verifies the snapshot later. docs/contributing/safety.md, rule 13, says why prune does
+control side verifies the snapshot later. docs/contributing/prune.md says why prune does
 it no harm.
 """
 

@@ -1,5 +1,5 @@
-"""How busy the machine's GPUs are, by NVML: its buffer of samples, or its rate of now. And how much
-of their memory is in use.
+"""How busy the machine's GPUs are, by NVML: its buffer of samples, or its rate of now. And what
+metrics show of each: memory, temperature, power, PCIe.
 
 NVML's rate is the share of the last 1/6 to 1 s in which some kernel ran. The buffer holds several
 of them a second, so that a burst between two looks is not missed. A GPU in MIG mode has neither:
@@ -11,16 +11,29 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from torpor.shared.wire.activity import GPU_LOST, GPUS_FINE, GPUS_UNREADABLE, NO_GPU, UNKNOWN
+from torpor.shared.values import MIB
+from torpor.shared.wire.activity import (
+    GPU_LOST,
+    GPUS_FINE,
+    GPUS_UNREADABLE,
+    MOST_GPUS,
+    NO_GPU,
+    UNKNOWN,
+    GpuFigures,
+)
+from torpor.shared.wire.request import MOST
 
 DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")
 """One of these exists wherever an NVIDIA driver does: on Linux, and in WSL."""
 RETRY_S: Final = 30.0
 """How long a driver that failed is left alone."""
+_SECONDS: Final = 60
+"""Of activity that are kept for the next figures, which are read more often."""
 
 
 class GpuLook(NamedTuple):
@@ -51,7 +64,7 @@ class Gpus:
         state, percents = GPUS_FINE, []
         for device in self._devices:
             try:
-                percents.append(device.percent())
+                percents.append(device.look())
             except nvml.NVMLError as error:
                 lost = error.value == nvml.NVML_ERROR_GPU_IS_LOST
                 state = max(state, GPU_LOST if lost else GPUS_UNREADABLE)
@@ -60,6 +73,10 @@ class Gpus:
             self._close(nvml)  # a handle does not come back to life
             self._open()
         return look
+
+    def figures(self) -> list[GpuFigures]:
+        """What metrics show of each GPU. NVML counts PCIe for 40 ms of each GPU meanwhile."""
+        return [device.figures() for device in self._devices[:MOST_GPUS]]
 
     def _open(self) -> None:
         self._again_s = self._clock() + RETRY_S
@@ -90,15 +107,51 @@ class Gpus:
 
 
 class _Device:
-    """One GPU. ``percent`` raises NVMLError where its activity cannot be known."""
+    """One GPU. ``look`` raises NVMLError where its activity cannot be known."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
         self._seen_us = 0
         self._instances: dict[int, Any] = {}  # of MIG: the GPM sample of the last look
+        self._looks: deque[int] = deque(maxlen=_SECONDS)  # since the last figures
 
-    def percent(self) -> int:
+    def look(self) -> int:
+        """Percent, since the last look."""
+        self._looks.append(UNKNOWN)
+        self._looks[-1] = percent = self._percent()
+        return percent
+
+    def figures(self) -> GpuFigures:
+        nvml, handle = self._nvml, self._handle
+        looks = [*self._looks]
+        self._looks.clear()
+        whole = bool(looks) and UNKNOWN not in looks
+        return GpuFigures(
+            percent=sum(looks) // len(looks) if whole else UNKNOWN,
+            used_mib=self._figure(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used // MIB),
+            free_mib=self._figure(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).free // MIB),
+            temperature_c=self._figure(
+                lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+            ),
+            power_mw=self._figure(lambda: nvml.nvmlDeviceGetPowerUsage(handle)),
+            pcie_sent_kb_s=self._figure(
+                lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES)
+            ),
+            pcie_received_kb_s=self._figure(
+                lambda: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
+            ),
+        )
+
+    def _figure(self, ask: Callable[[], int]) -> int:
+        """What NVML answers; UNKNOWN where this GPU or driver does not say it."""
+        try:
+            value = int(ask())
+        except self._nvml.NVMLError:
+            return UNKNOWN
+        return value if 0 <= value <= MOST else UNKNOWN
+
+    def _percent(self) -> int:
         if self._in_mig_mode():
             return self._instances_percent()
         nvml = self._nvml

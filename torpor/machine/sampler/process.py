@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from torpor.machine.sampler import sessions
+from torpor.machine.sampler.gpu_table import write_gpu_table
 from torpor.machine.sampler.gpus import Gpus
 from torpor.machine.sampler.host import HostSampler
 from torpor.machine.sampler.jupyter import Jupyter
@@ -28,6 +29,7 @@ from torpor.shared.wire.activity import (
     OWN_SAVE,
     PERSON,
     UNKNOWN,
+    GpuTable,
     Sample,
 )
 
@@ -35,6 +37,8 @@ ALIVE: Final = "sampler.alive"
 EVERY_S: Final = 1.0
 SESSIONS_S: Final = 10.0
 """How often the processes of the machine are listed: 1 ms for each hundred of them."""
+FIGURES_S: Final = 10.0
+"""How often what metrics show of GPUs is read."""
 GONE_S: Final = 5.0
 """A sampler that was asked to leave is gone within this time."""
 PEAK_SAMPLES: Final = 60
@@ -95,6 +99,8 @@ def sample(home: Path, version: str, lock: int, marker: str, agent: str) -> None
     due = time.monotonic()
     while ours is not None and _identity(home / marker) == ours:
         ring.append(sampler.next())
+        if (table := sampler.gpu_table()) is not None:
+            write_gpu_table(home, table)
         due = max(due + EVERY_S, time.monotonic())
         if signal.sigtimedwait(leave, max(0.0, due - time.monotonic())):
             break
@@ -111,6 +117,7 @@ class Sampler:
         self._gpus, self._host, self._jupyter = Gpus(), HostSampler(), Jupyter()
         self._sessions = sessions.SessionLook(NOBODY, False)
         self._sessions_s = -SESSIONS_S
+        self._figures_s = -FIGURES_S
         self._gpu_minute: deque[int] = deque(maxlen=PEAK_SAMPLES)
         self._cpu_minute: deque[int] = deque(maxlen=PEAK_SAMPLES)
 
@@ -146,6 +153,15 @@ class Sampler:
             cpu_peak=max(before.cpu_peak if before else 0, _mean(self._cpu_minute)),
         )
         return self._newest
+
+    def gpu_table(self) -> GpuTable | None:
+        """The figures of each GPU, every FIGURES_S; None between, and where there is no GPU."""
+        now_s = boot_clock_s()
+        if now_s - self._figures_s < FIGURES_S:
+            return None
+        self._figures_s = now_s
+        figures = self._gpus.figures()
+        return GpuTable(boot_clock_s(), self._boot, figures) if figures else None
 
 
 def _mean(minute: deque[int]) -> int:

@@ -26,6 +26,9 @@ OWN_COPY: Final = "torpor-run-sends"
 STALE_S: Final = 60.0
 """A sampler that has written nothing for so long is dead, or its machine hangs."""
 
+MOST_GPUS: Final = 64
+"""Of one machine."""
+
 Figure = Annotated[int, msgspec.Meta(ge=UNKNOWN, le=MOST)]
 
 
@@ -48,8 +51,29 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     cpu_peak: Figure  # the same for the CPU, without the minutes in which torpor worked
 
 
+class GpuFigures(msgspec.Struct, frozen=True, array_like=True):
+    """One GPU; UNKNOWN for what it does not say."""
+
+    percent: Figure  # of the time in which some kernel ran, since the figures before
+    used_mib: Figure  # of its memory, with what the driver reserves
+    free_mib: Figure
+    temperature_c: Figure
+    power_mw: Figure
+    pcie_sent_kb_s: Figure  # by the GPU, over 20 ms
+    pcie_received_kb_s: Figure
+
+
+class GpuTable(msgspec.Struct, frozen=True):
+    """A machine's GPUs, by their numbers; ``at_s`` and ``boot`` as in a sample."""
+
+    at_s: float
+    boot: str
+    gpus: Annotated[list[GpuFigures], msgspec.Meta(max_length=MOST_GPUS)]
+
+
 class Activity(msgspec.Struct, frozen=True):
     """``samples``, oldest first. ``now_s`` and ``boot`` are the machine's, as in a sample.
+    ``gpus``: what its sampler last read of each GPU, for metrics alone: no verdict rests on it.
     ``runs``: the agent works on a workspace now. ``job_s`` and ``served_s``: how long ago torpor
     started the newest command of a job that runs, and the newest server; None where none runs."""
 
@@ -59,6 +83,7 @@ class Activity(msgspec.Struct, frozen=True):
     samples: list[Sample]
     job_s: float | None = None
     served_s: float | None = None
+    gpus: GpuTable | None = None
 
 
 class ReadActivity(Request[Activity], frozen=True):

@@ -1,0 +1,114 @@
+"""What the machines of each workspace cost now, today and this month, by project and capacity type.
+
+Days and months are UTC's, and bounds are the upper ones, as budgets count. A sum that an unknown
+price is part of is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from torpor.control.money.budgets import BudgetStatus
+from torpor.control.money.costs import HOUR_US, dollars, price, spent_since
+from torpor.control.money.months import Month, microseconds
+from torpor.control.rental.records import Rental
+from torpor.shared.values import WorkspaceName
+
+_UTC: Final = ZoneInfo("UTC")
+_DAY_US: Final = 24 * HOUR_US
+
+
+class WorkspaceCost(msgspec.Struct, frozen=True, kw_only=True):
+    """One workspace, one project that it was rented for, on spot machines or on others. None: a
+    price that belongs to the sum is not known. ``gpus``: how many are rented now."""
+
+    workspace: WorkspaceName
+    project: str
+    spot: bool
+    usd_h: float | None
+    day_usd: float | None
+    month_usd: float | None
+    gpus: int
+
+
+class BudgetUse(msgspec.Struct, frozen=True, kw_only=True):
+    """A budget's month. ``spent_usd``: at most; None where a price is not known."""
+
+    budget: str
+    usd_month: float
+    spent_usd: float | None
+
+
+class LastWake(msgspec.Struct, frozen=True):
+    """What the newest wake of a workspace read from its store, and how long that took."""
+
+    workspace: WorkspaceName
+    bytes: int
+    seconds: float
+
+
+def budget_use(status: BudgetStatus) -> BudgetUse:
+    """What a budget allows and has spent."""
+    spent_usd = None if status.unpriced_us else float(dollars(status.high))
+    usd_month = float(status.budget.usd_month)
+    return BudgetUse(budget=status.budget.name, usd_month=usd_month, spent_usd=spent_usd)
+
+
+def month_began_unix(now_unix: float) -> float:
+    """The records since then are what ``workspace_costs`` needs."""
+    return Month.of(microseconds(now_unix), _UTC).begin_us(_UTC) / 1e6
+
+
+def workspace_costs(
+    workspace: WorkspaceName, project: str, rentals: Sequence[Rental], now_unix: float
+) -> list[WorkspaceCost]:
+    """Of all rentals of this month. ``project``: the workspace's own, which has a line for each
+    capacity type also where nothing is rented for it: that is known to cost 0."""
+    groups: dict[tuple[str, bool], list[Rental]] = {(project, False): [], (project, True): []}
+    for rental in rentals:
+        groups.setdefault((rental.project, rental.spot), []).append(rental)
+    now_us = microseconds(now_unix)
+    day_us = now_us - now_us % _DAY_US
+    month_us = Month.of(now_us, _UTC).begin_us(_UTC)
+    found = []
+    for (of, spot), group in groups.items():
+        still_open = [one for one in group if one.state != "ended"]
+        found.append(
+            WorkspaceCost(
+                workspace=workspace,
+                project=of,
+                spot=spot,
+                usd_h=_hourly(still_open),
+                day_usd=_spent(group, day_us, now_unix),
+                month_usd=_spent(group, month_us, now_unix),
+                gpus=sum(one.gpu_count for one in still_open if one.machine),
+            )
+        )
+    return found
+
+
+def last_wake(workspace: WorkspaceName, rentals: Iterable[Rental]) -> LastWake | None:
+    """None where no rental of this month says it."""
+    woken = [one for one in rentals if one.fetched_bytes and one.fetched_s]
+    if not woken:
+        return None
+    newest = max(woken, key=lambda one: one.created_unix)
+    return LastWake(workspace, newest.fetched_bytes, newest.fetched_s)
+
+
+def _hourly(still_open: Sequence[Rental]) -> float | None:
+    prices = [price(one.bound_usd_h) for one in still_open]
+    known = [one for one in prices if one is not None]
+    return float(sum(known)) if len(known) == len(prices) else None
+
+
+def _spent(group: Sequence[Rental], since_us: int, now_unix: float) -> float | None:
+    """A rental of unknown price counts unless it had ended by then."""
+    counted = [one for one in group if (one.ended_unix or now_unix) * 1e6 > since_us]
+    if any(price(one.bound_usd_h) is None for one in counted):
+        return None
+    return float(dollars(sum(spent_since(one, since_us, now_unix) for one in counted)))

@@ -1,0 +1,39 @@
+"""The file with the newest figures of each GPU, which the agent reads: ``HOME/gpus.json``.
+
+It is replaced as a whole, so a reader never sees half of one. It is not in the ring: only the
+newest figures are asked for, and a lost one costs nothing but a point of a graph.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from torpor.shared.values import learned
+from torpor.shared.wire.activity import GpuTable
+
+GPU_TABLE: Final = "gpus.json"
+_MOST_BYTES: Final = 64 * 1024
+
+
+def write_gpu_table(home: Path, table: GpuTable) -> None:
+    """Replace the table. Where the disk takes none, the one before stays and grows old."""
+    fresh = home / f".{GPU_TABLE}"
+    with suppress(OSError):
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(msgspec.json.encode(table))
+        os.replace(fresh, home / GPU_TABLE)
+
+
+def read_gpu_table(home: Path) -> GpuTable | None:
+    """The newest table; None where there is none, or none that can be read."""
+    try:
+        with open(home / GPU_TABLE, "rb") as file:
+            return msgspec.json.decode(file.read(_MOST_BYTES), type=learned(GpuTable))
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
