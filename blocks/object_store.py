@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Self
 
 from prefect.blocks.core import Block
@@ -16,7 +17,7 @@ from blocks.flavour import Flavour, region_and_endpoint
 from blocks.records_key import records_key
 from blocks.reference import LOGOS, Reference
 from torpor.control.store.key_objects import KeyObjects, opened_key
-from torpor.control.store.s3 import S3Settings, S3Store
+from torpor.control.store.s3 import RootOf, S3Settings, S3Store
 from torpor.control.store.signatures import place_of
 from torpor.control.store_prices import StorePrice, price_of
 from torpor.shared.errors import InvalidInput
@@ -130,14 +131,13 @@ class ObjectStore(Block):
         return SecretStr(base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode())
 
     def open(self, on_away: Callable[[Away], None] | None = None) -> S3Store:
-        """The store, ready to use on the control side. Raises InvalidInput. Nothing is sent, unless
-        the key opens a key object, which this process then reads once. ``on_away`` hears of each
-        wait for a store that is away."""
-        return S3Store.connect(self.settings(on_away), on_away)
+        """The store, ready to use on the control side. Raises InvalidInput. Nothing is sent.
+        ``on_away`` hears of each wait for a store that is away."""
+        return S3Store.connect(self.settings(), on_away)
 
-    def settings(self, on_away: Callable[[Away], None] | None = None) -> S3Settings:
+    def settings(self) -> S3Settings:
         """Address and keys of the store, and what signs its records, as ``open`` reads it."""
-        root = self.key(on_away) or records_key(self.bucket, self.prefix)
+        root = self.store_key() or records_key(self.bucket, self.prefix)
         return dataclasses.replace(self.reach(), root=root)
 
     def reach(self) -> S3Settings:
@@ -169,14 +169,20 @@ class ObjectStore(Block):
         """What it costs: its own prices, where it has none its flavour's; None if unknown."""
         return price_of(self.flavour, self.price_gb_month_usd, self.price_egress_gb_usd)
 
-    def key(self, on_away: Callable[[Away], None] | None = None) -> bytes | None:
-        """The store key, which seals snapshots; None if they stay plain. Where the block's key
-        opens a key object, this process reads that once: raises WrongKey where there is none, and
-        as the store does."""
+    def store_key(self) -> bytes | RootOf | None:
+        """The store key, which seals snapshots, or what reads it from the store, where the block's
+        key opens a key object; None if snapshots stay plain."""
         user_key = self.user_key()
         if user_key is None or not user_key.opens:
             return None if user_key is None else user_key.secret
-        return opened_key(self.reach(), user_key, on_away)
+        return partial(opened_key, user_key, place_of(self.bucket, self.prefix))
+
+    def key(self) -> bytes | None:
+        """The store key itself; None if snapshots stay plain. Where the block's key opens a key
+        object, this process reads that once: raises WrongKey where there is none, and as the store
+        does."""
+        found = self.store_key()
+        return found(self.open()) if callable(found) else found
 
     def user_key(self) -> UserKey | None:
         """The key of the block; None if snapshots stay plain."""

@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from cyclopts import Parameter
 
-from deployments.installation import secret_file
 from deployments.terminal import say
-from torpor.control.own_server import state_folder
-from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled, WrongKey
+from torpor.shared.errors import InvalidInput, NoOffer, RecordRefused, RunCancelled, WrongKey
+from torpor.shared.format.keys import KEY_BYTES
 from torpor.shared.plain_text import short
-from torpor.shared.values import Want, machine_path, workspace_name
+from torpor.shared.values import Want, WorkspaceName, machine_path, workspace_name
 from torpor_cli.question import answer
 from torpor_cli.server import connected
 
 if TYPE_CHECKING:
+    from torpor.control.store.key_objects import KeyObjects
     from torpor.control.store.s3 import S3Store
+    from torpor.shared.format.user_keys import UserKey
 
 Several = Annotated[list[str] | None, Parameter(negative=())]
 STORE_VARIABLE: Final = "AWS_SECRET_ACCESS_KEY"
@@ -177,7 +178,7 @@ def _store(
 
     from blocks import ObjectStore
     from torpor.control.store.s3 import S3Store, bucket_name
-    from torpor.shared.format.user_keys import UserKey
+    from torpor.control.store.signatures import place_of
 
     kind: Any = "other" if bucket and not flavour else _flavour(flavour)
     if kind == "default":
@@ -192,8 +193,6 @@ def _store(
         say(f"Keys are made at {_STORE_KEYS[kind]}")
     access_key = access_key or _answered("Id of the access key", "", _something)
     secret = _secret("Secret access key", STORE_VARIABLE)
-    key_file = state_folder() / "keys" / name
-    key = secret_file(key_file, lambda: UserKey.new().text)
     block = made(
         lambda: ObjectStore(
             flavour=kind,
@@ -202,41 +201,77 @@ def _store(
             endpoint_url=endpoint,
             region=region,
             credentials=f"aws-credentials/{name}",
-            encryption_key=SecretStr(key),
         )
     )
     keys = AwsCredentials(aws_access_key_id=access_key, aws_secret_access_key=SecretStr(secret))
     save_new(undo, keys, name)
-    _probe(S3Store.connect(block.reach()))
-    _make_key_object(block, key_file)
+    store = S3Store.connect(block.reach())
+    _probe(store)
+    file, key = _first_key(name, store, place_of(bucket, prefix))
+    block.encryption_key = SecretStr(key.text)
     save_new(undo, block, name)
-    say(f"key         {key_file} opens the snapshots. Keep a copy: without it they are lost.")
-    say(f"            `torpor store sheet {name}` prints one.")
+    say(f"key         {file} opens the snapshots. Keep a copy: without it they are lost.")
+    say(f"            `torpor store sheet {name}` prints the store key, which opens any copy.")
     return name
 
 
-def _make_key_object(block: Any, key_file: Path) -> None:
-    """Have the key of a new block open its store: with the key object that it has, or, in a store
-    without any, with a new store key. A key file may also hold a store key itself."""
-    from torpor.shared.format.keys import KEY_BYTES
+def _first_key(name: str, store: S3Store, place: str) -> tuple[Path, UserKey]:
+    """The key of a new block, and its file: one of this host that opens the store, or, in a store
+    without any, a new key with a new store key. No key is of two stores."""
+    from torpor.control.store.key_objects import KeyObjects
+    from torpor.shared.format.user_keys import UserKey
+    from torpor_cli.key_files import keep_key, kept_keys, key_file
 
-    key, objects = block.user_key(), block.key_objects()
-    if not key.opens:
-        return
-    try:
-        objects.open(key)
-    except WrongKey:
-        there = f"keys labelled {labels}" if (labels := objects.labels()) else ""
-        if not there and any(objects.store.list("workspaces/")):
-            there = "snapshots that were sealed with a key of their own"
-        if there:
-            raise InvalidInput(
-                f"{objects.store.address} has {there}, and the key in {key_file} opens nothing "
-                "there: write a key of that store into the file, and give the command again. If a "
-                "store block of yours is of this bucket and prefix, name it in --store. If the "
-                "bucket is a copy, copy keys/ too. For a new store, take another bucket or --prefix"
-            ) from None
-        objects.add(key, secrets.token_bytes(KEY_BYTES), FIRST_LABEL, time.time())
+    objects, own = KeyObjects(store, place), key_file(name)
+    for file, key in kept_keys(name):
+        if key.opens:
+            with suppress(WrongKey, *([] if file == own else [RecordRefused])):
+                objects.open(key)
+                return file, key
+        elif file == own:
+            _check_store_key(objects, key.secret)
+            return file, key
+    there = f"keys labelled {labels}" if (labels := objects.labels()) else ""
+    if not there and store.holds_any("workspaces/"):
+        there = "snapshots that were sealed with a key of their own, or with none"
+    if there:
+        raise InvalidInput(
+            f"{store.address} has {there}, and no key in {own.parent} opens it: write a key of "
+            f"that store, such as the one of its recovery sheet, into {own}, and give the command "
+            "again. If a store block of yours is of this bucket and prefix, name it in --store. "
+            "For a new store, take another bucket or --prefix"
+        )
+    key, store_key = UserKey.new(), secrets.token_bytes(KEY_BYTES)
+    keep_key(name, key)
+    objects.add(key, store_key, FIRST_LABEL, time.time())
+    if objects.ids() != [key.id]:
+        objects.remove(key.id, UserKey(store_key, opens=False))
+        raise InvalidInput(
+            f"somebody else has made a store in {store.address} at the same moment: the key of "
+            "this one was withdrawn. Give the command again once the other one is done"
+        )
+    return own, key
+
+
+def _check_store_key(objects: KeyObjects, store_key: bytes) -> None:
+    """WrongKey where the store has key objects or snapshots, and none of them was made with this
+    store key. The key objects of a copied store are of another bucket or prefix."""
+    from torpor.control.store.key_check import check_sealed_with
+    from torpor.control.store.key_objects import MOST_READ
+
+    names = {found.key.split("/")[1] for found in objects.store.list("workspaces/")}
+    known = map(WorkspaceName, sorted(names))
+    sealed = check_sealed_with(objects.store, store_key, known, all_fit=False)
+    ids = objects.ids()
+    if (
+        ids
+        and not sealed.fits
+        and not any(objects.read(one, store_key).genuine for one in ids[:MOST_READ])
+    ):
+        raise WrongKey(
+            f"{objects.store.address} has keys labelled {objects.labels()}, none of which was made "
+            "with the store key in the key file: it is of another store. Nothing was changed"
+        )
 
 
 def _flavour(given: str) -> Any:

@@ -8,16 +8,15 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Group, Parameter
 
-from deployments.installation import write_whole
 from deployments.terminal import say
-from torpor.control.own_server import state_folder
-from torpor.shared.errors import InvalidInput, TorporError
+from torpor.shared.errors import InvalidInput, RecordRefused, TorporError, WrongKey
 from torpor.shared.plain_text import plain
 from torpor.shared.values import WorkspaceName
 from torpor_cli.output import print_rows
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 HERE: Final = Group("This installation", sort_key=4)
 store = App(name="store", help="The keys of a store: list, add, remove, rotate, print.", group=HERE)
 Flag = Annotated[bool, Parameter(negative=())]
-_BEFORE: Final = ".before"
 _LEAST_ID: Final = 4  # digits of an id that is shortened
 _FOR_EVER: Final = (
     "The old key is the store key itself: nothing takes it away, and whoever has it reads all that "
@@ -45,13 +43,13 @@ _NOT_TAKEN_BACK: Final = (
 )
 
 
-class _Opened(NamedTuple):
+@dataclass(frozen=True)
+class _Opened:
     name: str
     block: ObjectStore
     key: UserKey
     objects: KeyObjects
-    store_key: bytes
-    label: str
+    store_key: bytes = field(repr=False)
     workspaces: list[Workspace]
 
 
@@ -65,11 +63,13 @@ def keys(name: str = "default", *, wide: Flag = False) -> None:
     """
     with connected():
         found = _open(name, check=False)
-        listed = found.objects.listed(found.store_key)
+        listed, more = found.objects.listed(found.store_key, found.key.id)
         rows = [_row(found, one) for one in listed]
         if not found.key.opens:
             rows.insert(0, {"key": "the store key itself", "label": "", "made": "", "used": "here"})
         print_rows(rows, wide=wide)
+        if more:
+            say(f"{more} more were not read: whoever writes in the bucket may add any number.")
         _say_of_snapshots(found)
 
 
@@ -92,8 +92,8 @@ def add_key(name: str = "default", *, label: str, into: str = "") -> None:
         _check_shown(into)
         found = _open(name)
         key = UserKey.new()
+        _show(f"{key.text}\n", into)  # before it opens anything: nobody has a key that was not seen
         found.objects.add(key, found.store_key, label, time.time())
-        _show(f"{key.text}\n", into)
         say(f'key         {key.id[:8]}, labelled "{label}", opens {_place(found)}')
         say("            It is not shown again. Whoever has it, and reads the bucket, reads all.")
 
@@ -102,7 +102,8 @@ def add_key(name: str = "default", *, label: str, into: str = "") -> None:
 def remove_key(name: str, key: str, *, yes: Flag = False) -> None:
     """Have a key open a store no more.
 
-    Refused for the key that the block uses, so the last one stays. Nothing is stored again.
+    Refused for the key that the block uses, and for what no key of this store has made, so the last
+    one stays, and the key of another store. Nothing is stored again.
 
     Args:
         name: The Object Store block.
@@ -110,20 +111,25 @@ def remove_key(name: str, key: str, *, yes: Flag = False) -> None:
         yes: Do not ask.
     """
     with connected():
-        found = _open(name)
-        one = _chosen(found.objects.listed(found.store_key), key)
+        found = _open(name, all_fit=True)
+        one = found.objects.read(_chosen(found.objects.ids(), key), found.store_key)
         if one.id == found.key.id:
             raise InvalidInput(
                 f"the key {one.id[:8]} is the one that object-store/{name} uses: `torpor store "
                 f"rotate {name}` replaces it"
             )
-        label = plain(one.found.label) if one.found else "?"
+        if not one.genuine or one.found is None:
+            raise InvalidInput(
+                f"keys/{one.id} in {_place(found)} was not made with a key of this store: it may "
+                "be the only key of another one. If it is junk, delete it at the store's console"
+            )
+        label = plain(one.found.label)
         if not yes:
             confirm(
                 f'Remove the key {one.id[:8]}, labelled "{label}", from {_place(found)}?',
                 "no key was removed",
             )
-        found.objects.remove([one.id])
+        found.objects.remove(one.id, found.key)
         say(f'key         {one.id[:8]}, labelled "{label}", opens nothing here any more')
         say(f"            {_NOT_TAKEN_BACK}.")
 
@@ -140,27 +146,31 @@ def rotate(name: str = "default", *, yes: Flag = False) -> None:
     """
     with connected():
         from torpor.control.store.key_rotation import rotate as rotated
+        from torpor_cli.key_files import key_file
 
-        found = _open(name)
+        found = _open(name, all_fit=True)
         if not yes:
             others = "Other installations with the old key need the new one, or one of their own."
             then = others if found.key.opens else f"{_FOR_EVER}."
             confirm(f"{then} Give object-store/{name} a new key?", "the key was not rotated")
         done = rotated(found.objects, found.key, _saving(name, found.key), time.time())
         if done.resumed:
-            say("rotation    an earlier one was stopped, and is finished now")
+            say("rotation    an earlier one was stopped, and was finished first")
         say(f"key         object-store/{name} opens {_place(found)} with the key {done.key.id[:8]}")
+        for gone in done.gone:
+            say(f"            The key {gone[:8]} opens nothing here any more.")
         if done.gone:
-            say(f"            The key {done.gone[:8]} opens nothing here any more.")
             say(f"            {_NOT_TAKEN_BACK}.")
         else:
             say(f"            {_FOR_EVER}.")
-        say(f"            Print it: `torpor store sheet {name}`")
+        say(f"            It is in {key_file(name)}, too. A sheet of before opens the store still.")
 
 
 @store.command
 def sheet(name: str = "default", *, into: str = "") -> None:
-    """Print the recovery sheet of a store: its place, its key and the commands that recover.
+    """Print the recovery sheet of a store: its place, the store key and how to recover.
+
+    The store key opens the store and every copy of it, and nothing takes it away.
 
     Args:
         name: The Object Store block.
@@ -171,42 +181,9 @@ def sheet(name: str = "default", *, into: str = "") -> None:
         _show(_sheet(name), into)
 
 
-@store.command
-def moved(name: str = "default", *, yes: Flag = False) -> None:
-    """Say that a store was copied to the bucket and prefix that its block names now.
-
-    A key object names its bucket, so that nobody slips in one of another store. This command makes
-    the one of this block's key for the new place. Run it once for each key.
-
-    Args:
-        name: The Object Store block.
-        yes: Do not ask.
-    """
-    with connected():
-        found = _open(name, moved=True)
-        opened = found.objects.open(found.key, moved=True).found
-        if opened is None:
-            raise InvalidInput(
-                f"the key of object-store/{name} is the store key itself, which opens the store "
-                "wherever it is"
-            )
-        if opened.place == found.objects.place:
-            say(f"store       the key {found.key.id[:8]} opens {_place(found)} already")
-            return
-        if not yes:
-            confirm(
-                f"Was the store copied from {plain(opened.place)} to {found.objects.place}, by "
-                "somebody whom you trust?",
-                "nothing was changed",
-            )
-        found.objects.add(found.key, found.store_key, opened.label, opened.made_unix)
-        say(f"store       the key {found.key.id[:8]} opens {_place(found)}")
-        say("            `torpor up --believe-records` signs its records for this place.")
-
-
-def _open(name: str, *, moved: bool = False, check: bool = True) -> _Opened:
+def _open(name: str, *, check: bool = True, all_fit: bool = False) -> _Opened:
     """The block, and what its key opens. InvalidInput where the store is plain, WrongKey where the
-    snapshots say that they were sealed with another key."""
+    snapshots say that they, or with ``all_fit`` any of them, were sealed with another key."""
     from blocks import ObjectStore
     from blocks.reference import load_named
     from torpor.control.store.key_check import check_sealed_with
@@ -222,12 +199,10 @@ def _open(name: str, *, moved: bool = False, check: bool = True) -> _Opened:
             f"{secret_name(block.bucket, block.prefix)} signs its records, and opens nothing"
         )
     objects = block.key_objects()
-    store_key, own = objects.open(key, moved=moved)
-    workspaces = _workspaces(name)
+    store_key, workspaces = objects.open(key).store_key, _workspaces(name)
     if check:
-        check_sealed_with(objects.store, store_key, _names(workspaces))
-    label = "" if own is None else own.label
-    return _Opened(name, block, key, objects, store_key, label, workspaces)
+        check_sealed_with(objects.store, store_key, _names(workspaces), all_fit=all_fit)
+    return _Opened(name, block, key, objects, store_key, workspaces)
 
 
 def _workspaces(name: str) -> list[Workspace]:
@@ -253,7 +228,7 @@ def _row(found: _Opened, one: Listed) -> dict[str, str]:
 
     used = "here" if one.id == found.key.id else ""
     if not one.genuine:
-        used = "never: not made with a key of this store, or for another place"
+        used = "never: not made with a key of this store, here"
     if one.found is None:
         return {"key": one.id[:8], "label": "?", "made": "?", "used": used}
     label, made = plain(one.found.label), day(one.found.made_unix)
@@ -263,15 +238,16 @@ def _row(found: _Opened, one: Listed) -> dict[str, str]:
 def _say_of_snapshots(found: _Opened) -> None:
     from torpor.control.store.key_check import check_sealed_with
 
-    sealed = check_sealed_with(found.objects.store, found.store_key, _names(found.workspaces))
+    names = _names(found.workspaces)
+    sealed = check_sealed_with(found.objects.store, found.store_key, names, all_fit=False)
     if sealed.fits:
         say(f"The newest snapshots of {', '.join(sealed.fits)} were sealed with this store's key.")
     if sealed.others:
         say(f"Those of {', '.join(sealed.others)} were sealed with another key.")
 
 
-def _chosen(listed: list[Listed], start: str) -> Listed:
-    fitting = [one for one in listed if one.id.startswith(start.lower())]
+def _chosen(ids: list[str], start: str) -> str:
+    fitting = [one for one in ids if one.startswith(start.lower())]
     if len(start) < _LEAST_ID or len(fitting) != 1:
         raise InvalidInput(
             f"{start!r} is the beginning of {len(fitting)} ids of keys: give {_LEAST_ID} digits or "
@@ -281,14 +257,13 @@ def _chosen(listed: list[Listed], start: str) -> Listed:
 
 
 def _saving(name: str, old: UserKey) -> Callable[[str, UserKey], None]:
-    """Save a new key in the block, and in each other block and key file that has the old key: they
-    would open nothing."""
+    """Save a new key in the block, in each other block of the same store that has the old key, and
+    in their key files: they would open nothing."""
 
     def save(gone: str, new: UserKey) -> None:
-        from pydantic import SecretStr
-
         from blocks import ObjectStore
         from blocks.reference import load_named, saved_names
+        from torpor_cli.key_files import keep_key
 
         for one in saved_names(ObjectStore):
             try:
@@ -303,47 +278,50 @@ def _saving(name: str, old: UserKey) -> Callable[[str, UserKey], None]:
                     f"object-store/{name} has another key since this command began: nothing was "
                     "removed. `torpor store keys` lists the keys"
                 )
-            if key == new or not (one == name or (key and key.opens and key.id == gone)):
+            if one != name and (not key or not key.opens or key.id != gone):
                 continue
-            block.encryption_key = SecretStr(new.text)
-            block.save(one, overwrite=True)
-            if load_named(ObjectStore, one, of="torpor store rotate").user_key() != new:
-                raise TorporError(
-                    f"object-store/{one} does not read back with its new key: no key was removed. "
-                    "Give the command again"
-                )
-        for file in (state_folder() / "keys").glob("*"):
-            if gone and file.suffix != _BEFORE and _id_in(file) == gone:
-                # An earlier store of this name may have no other copy.
-                write_whole(file.with_name(f"{file.name}{_BEFORE}"), file.read_text())
-                write_whole(file, f"{new.text}\n")
+            if one != name and not _opens(block, new):
+                say(f"key         object-store/{one} has the old key in another store: it stays")
+                continue
+            if key != new:
+                _give(block, one, new)
+            keep_key(one, new)
 
     return save
 
 
-def _id_in(file: Path) -> str:
-    """The id of the key in a key file; empty for a store key, and for what is none."""
-    from torpor.shared.format.user_keys import UserKey
+def _opens(block: ObjectStore, key: UserKey) -> bool:
+    """Whether the block is of a store that this key opens: not of another bucket, prefix or
+    endpoint."""
+    try:
+        block.key_objects().open(key)
+    except (InvalidInput, WrongKey, RecordRefused):  # also where it has no access key
+        return False
+    return True
 
-    with suppress(OSError, UnicodeDecodeError, InvalidInput):
-        key = UserKey.of(file.read_text())
-        return key.id if key.opens else ""
-    return ""
+
+def _give(block: ObjectStore, name: str, key: UserKey) -> None:
+    from pydantic import SecretStr
+
+    from blocks import ObjectStore
+    from blocks.reference import load_named
+
+    block.encryption_key = SecretStr(key.text)
+    block.save(name, overwrite=True)
+    if load_named(ObjectStore, name, of="torpor store rotate").user_key() != key:
+        raise TorporError(
+            f"object-store/{name} does not read back with its new key: no key was removed. Give "
+            "the command again"
+        )
 
 
 def _sheet(name: str) -> str:
+    from torpor.shared.format.user_keys import UserKey
+
     found = _open(name)
-    block, key = found.block, found.key
-    reach = block.reach()
+    block, reach = found.block, found.block.reach()
     today = datetime.now(UTC).date().isoformat()
-    kind = (
-        (
-            f'It opens the store by an object of the bucket, labelled "{plain(found.label)}":',
-            f"keys/{key.id}",
-        )
-        if key.opens
-        else ("It is the store key itself: nothing takes it away.",)
-    )
+    key = UserKey(found.store_key, opens=False)
     head, *groups = _lines(key.text)
     names = _names(found.workspaces)
     first = names[0] if names else WorkspaceName("WORKSPACE")
@@ -365,7 +343,7 @@ def _sheet(name: str) -> str:
         ("Key", head),
         *(("", line) for line in groups),
         ("", "The last letters are a checksum."),
-        *(("", line) for line in kind),
+        ("", "It is the store key: it opens every copy, and nothing takes it away."),
         *(
             ("Workspaces" if not at else "", f"{one.name}: {' '.join(one.paths)}")
             for at, one in enumerate(found.workspaces)
@@ -377,11 +355,12 @@ def _sheet(name: str) -> str:
         "",
         "To recover, on a host with torpor:",
         "  1. torpor up",
-        f"  2. (umask 077; mkdir -p {_FOLDER}; cat > {_FOLDER}/{first})",
+        f"  2. (umask 077; mkdir -p {_FOLDER}; set -C; cat > {_FOLDER}/{first})",
         "     Type the key, from torpor- on, on one line or several; then Ctrl-D.",
         f"  3. {shlex.join(words)}",
         f"  4. torpor snapshots {first}",
         f"     For each other workspace: torpor init NAME --store {first}",
+        f"     For a key of this host alone: torpor store rotate {first}",
         "",
         "Whoever has this sheet and can read the bucket reads everything in it.",
     ]

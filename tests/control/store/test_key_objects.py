@@ -10,7 +10,7 @@ import pytest
 
 from tests.fixtures.faulty_stores import Killed
 from tests.fixtures.memory_store import MemoryStore
-from torpor.control.store.key_objects import KeyObjects, Listed
+from torpor.control.store.key_objects import MOST_READ, KeyObjects, Listed
 from torpor.control.store.key_rotation import Rotated, rotate
 from torpor.control.store.signatures import Signer, record_in
 from torpor.shared.errors import (
@@ -46,12 +46,13 @@ def _name(key: UserKey) -> ObjectKey:
 def test_each_key_opens_the_store_until_it_is_removed(objects: KeyObjects) -> None:
     for key in (MINE, ESCROW):
         assert objects.open(key).store_key == STORE_KEY
-    listed = objects.listed(STORE_KEY)
+    listed, more = objects.listed(STORE_KEY)
+    assert more == 0
     assert [(one.id, one.found and one.found.label, one.genuine) for one in listed] == [
         (MINE.id, "mine", True),
         (ESCROW.id, "escrow", True),
     ]
-    objects.remove([MINE.id])
+    objects.remove(MINE.id, ESCROW)
     with pytest.raises(
         WrongKey, match=r"removed or rotated.*\"escrow\" \(.{8}, 1971-01-01\)"
     ) as no:
@@ -65,6 +66,7 @@ def test_a_key_of_another_store_is_told_from_damage(memory_store: MemoryStore) -
         KeyObjects(memory_store, PLACE).open(MINE)
 
 
+@pytest.mark.rule("H17")
 def test_a_store_that_does_not_answer_is_no_wrong_key(
     objects: KeyObjects, memory_store: MemoryStore
 ) -> None:
@@ -100,37 +102,63 @@ ATTACKS: dict[str, Attack] = {
     "deep": lambda store: b"[" * 5_000,
     "another's": lambda store: _blob(store, ESCROW),
     "a newer version": lambda store: _blob(store, MINE).replace(b'"version":1', b'"version":2'),
-    "another signature": lambda store: _blob(store, MINE).replace(
-        b'{"signature":"', b'{"signature":"00'
-    ),
     "a stranger's": _by_a_stranger,
     "a colleague's": _by_a_colleague,
 }
 
 
+@pytest.mark.rule("H17")
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
 def test_a_key_object_that_was_changed_opens_nothing_and_is_no_wrong_key(
     objects: KeyObjects, memory_store: MemoryStore, attack: Attack
 ) -> None:
     memory_store.put(_name(MINE), attack(memory_store))
-    with pytest.raises(RecordRefused, match="damaged or was replaced"):
+    with pytest.raises(RecordRefused, match="does not open"):
         objects.open(MINE)
     assert objects.open(ESCROW).store_key == STORE_KEY
     with pytest.raises(RecordRefused):
         rotate(objects, MINE, lambda gone, new: pytest.fail("saved"), 2)
 
 
-def test_a_key_object_of_another_bucket_is_taken_only_as_moved(
+def test_a_copied_bucket_opens_with_the_store_key_and_with_no_key_of_the_original(
     objects: KeyObjects, memory_store: MemoryStore
 ) -> None:
-    there = KeyObjects(memory_store, "copy/")
-    with pytest.raises(RecordRefused, match=r"made for bucket/kept/, and this is copy/.*moved"):
-        there.open(MINE)
-    opened = there.open(MINE, moved=True)
-    assert opened.store_key == STORE_KEY
-    assert [one.genuine for one in there.listed(STORE_KEY)] == [False, False]
-    there.add(MINE, opened.store_key, "mine", 1)
-    assert there.open(MINE).store_key == STORE_KEY
+    copy = KeyObjects(memory_store, "copy/")
+    with pytest.raises(RecordRefused, match=r"another bucket or prefix.*copy of it.*store key"):
+        copy.open(MINE)
+    assert copy.open(UserKey(STORE_KEY, opens=False)).store_key == STORE_KEY
+    assert [one.genuine for one in copy.listed(STORE_KEY)[0]] == [False, False]
+
+
+@pytest.mark.rule("H17")
+def test_of_two_who_remove_each_others_key_at_once_one_puts_it_back(
+    objects: KeyObjects, memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, first = memory_store.delete, [True]
+
+    def delete(keys: Iterable[ObjectKey]) -> None:
+        """The other one removes this one's key just before."""
+        if first.pop() if first else False:
+            objects.remove(MINE.id, ESCROW)
+        real(keys)
+
+    monkeypatch.setattr(memory_store, "delete", delete)
+    with pytest.raises(WrongKey, match="was put back"):
+        objects.remove(ESCROW.id, MINE)
+    assert objects.open(ESCROW).store_key == STORE_KEY
+
+
+def test_a_second_store_key_is_never_put_over_the_key_object_of_the_first(
+    objects: KeyObjects,
+) -> None:
+    """Two commands at once that make a store with one key file."""
+    with pytest.raises(RecordRefused, match="reads back as another"):
+        objects.add(MINE, bytes(32), "mine", 1.5)
+    assert objects.open(MINE).store_key == STORE_KEY
+
+
+def test_nothing_shows_the_store_key(objects: KeyObjects) -> None:
+    assert repr(STORE_KEY) not in repr(objects.open(MINE))
 
 
 def test_what_no_holder_of_a_key_has_made_is_listed_as_that(
@@ -140,10 +168,20 @@ def test_what_no_holder_of_a_key_has_made_is_listed_as_that(
     KeyObjects(memory_store, PLACE).add(stranger, bytes(32), "escrow", 3)
     memory_store.put(ObjectKey(f"keys/{'0' * 32}"), b"junk")
     memory_store.put(ObjectKey("keys/notes.txt"), b"a console's")
-    listed = {one.id: one for one in objects.listed(STORE_KEY)}
+    listed = {one.id: one for one in objects.listed(STORE_KEY)[0]}
     assert set(listed) == {MINE.id, ESCROW.id, stranger.id, "0" * 32}
     assert not listed[stranger.id].genuine
     assert listed["0" * 32] == Listed("0" * 32, None, False)
+
+
+def test_any_number_of_junk_hides_neither_the_own_key_nor_that_more_is_there(
+    objects: KeyObjects, memory_store: MemoryStore
+) -> None:
+    for number in range(MOST_READ + 7):
+        memory_store.put(ObjectKey(f"keys/{number:032}"), b"junk")
+    listed, more = objects.listed(STORE_KEY, MINE.id)
+    assert MINE.id in {one.id for one in listed}
+    assert more == 9 and {MINE.id, ESCROW.id} <= {*objects.ids()}
 
 
 class Stepping(MemoryStore):
@@ -217,6 +255,7 @@ class Blocks:
         return rotate(objects, self.keys[0], save, 2)
 
 
+@pytest.mark.rule("H17")
 def test_a_rotation_that_is_killed_anywhere_leaves_keys_that_open_and_goes_on() -> None:
     steps = 0
     while True:
@@ -234,7 +273,7 @@ def test_a_rotation_that_is_killed_anywhere_leaves_keys_that_open_and_goes_on() 
         for key in blocks.keys:
             assert objects.open(key).store_key == STORE_KEY, steps
         blocks.rotate(objects)
-        assert len(set(blocks.keys)) == 1, steps
+        assert len(set(blocks.keys)) == 1 and blocks.keys[0] != MINE, steps
         assert objects.open(blocks.keys[0]).store_key == STORE_KEY
         with pytest.raises(WrongKey):
             objects.open(MINE)
@@ -242,13 +281,13 @@ def test_a_rotation_that_is_killed_anywhere_leaves_keys_that_open_and_goes_on() 
     assert steps >= 10
 
 
-def test_a_rotation_takes_four_requests_and_a_kilobyte_however_much_is_stored() -> None:
+def test_a_rotation_takes_few_requests_and_kilobytes_however_much_is_stored() -> None:
     store = Stepping()
     objects = KeyObjects(store, PLACE)
     objects.add(MINE, STORE_KEY, "mine", 1)
     store.asked.clear()
     done = Blocks(store).rotate(objects)
-    assert [kind for kind, _ in store.asked] == ["GET", "PUT", "GET", "DELETE"]
+    assert [kind for kind, _ in store.asked] == ["GET", "PUT", "GET", "GET", "DELETE", "GET"]
     assert sum(size for _, size in store.asked) < 2_048
     found = objects.open(done.key).found
     assert found is not None and (found.label, found.replaces) == ("mine", MINE.id)
@@ -260,9 +299,36 @@ def test_the_store_key_itself_gets_a_key_beside_it_and_stays() -> None:
     itself = UserKey(STORE_KEY, opens=False)
     blocks = Blocks(store, [itself])
     done = blocks.rotate(objects)
-    assert done.gone == "" and done.key.opens
+    assert done.gone == [] and done.key.opens
     assert objects.open(done.key).store_key == STORE_KEY
     assert objects.open(itself).store_key == STORE_KEY
+
+
+@pytest.mark.rule("H17")
+def test_a_replaced_key_object_that_was_put_back_keeps_no_key_from_being_rotated(
+    objects: KeyObjects, memory_store: MemoryStore
+) -> None:
+    """Else whoever has the bucket has each rotation finish the last one, and the key stays."""
+    replaced = _blob(memory_store, MINE)
+    now = rotate(objects, MINE, lambda gone, new: None, 2).key
+    memory_store.put(_name(MINE), replaced)
+    done = rotate(objects, now, lambda gone, new: None, 3)
+    assert done.resumed and done.gone == [MINE.id, now.id]
+    for key in (MINE, now):
+        with pytest.raises(WrongKey):
+            objects.open(key)
+    assert objects.open(done.key).store_key == STORE_KEY
+
+
+def test_a_rotation_whose_new_key_was_removed_meanwhile_puts_the_old_one_back(
+    objects: KeyObjects, memory_store: MemoryStore
+) -> None:
+    def save(gone: str, new: UserKey) -> None:
+        objects.remove(new.id, ESCROW)
+
+    with pytest.raises(WrongKey, match="was put back"):
+        rotate(objects, MINE, save, 2)
+    assert objects.open(MINE).store_key == STORE_KEY
 
 
 def test_a_block_that_cannot_be_saved_loses_no_key() -> None:

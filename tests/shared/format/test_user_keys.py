@@ -18,11 +18,8 @@ OPENS = UserKey(SECRET, opens=True)
 @pytest.mark.parametrize("opens", [True, False])
 def test_a_key_comes_back_from_its_text_as_a_person_types_it(opens: bool) -> None:
     key = UserKey(SECRET, opens=opens)
-    typed = key.text.lower().replace("-", " ", 3).replace("-", "\n").replace("o", "0")
-    for text in (key.text, f"  {key.text}\n", typed.replace("t0rp0r", "torpor-")):
-        text = text.replace("torpor- 0pens", "torpor-opens").replace(
-            "torpor- st0re", "torpor-store"
-        )
+    typed = key.text.lower().replace("-", " ", 4).replace("-", "\n").replace("o", "0")
+    for text in (key.text, f"  {key.text}\n", key.text.replace("-", ""), typed):
         assert UserKey.of(text) == key
     assert SECRET.hex() not in repr(key)
 
@@ -59,7 +56,6 @@ def test_a_key_that_opens_a_key_object_is_never_read_as_a_store_key() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"place": "other/"},
         {"label": "mine"},
         {"made_unix": 2},
         {"made_unix": -1},
@@ -71,11 +67,13 @@ def test_a_key_that_opens_a_key_object_is_never_read_as_a_store_key() -> None:
 )
 def test_a_key_opens_only_what_was_sealed_for_it_as_it_was(change: dict[str, object]) -> None:
     made = OPENS.seal(STORE_KEY, "bucket/", "escrow", 1)
-    assert OPENS.open(made) == STORE_KEY
+    assert OPENS.open(made, "bucket/") == STORE_KEY
     with pytest.raises(WrongKey):
-        OPENS.open(msgspec.structs.replace(made, **change))
+        OPENS.open(msgspec.structs.replace(made, **change), "bucket/")
     with pytest.raises(WrongKey):
-        UserKey(STORE_KEY, opens=True).open(made)
+        UserKey(STORE_KEY, opens=True).open(made, "bucket/")
+    with pytest.raises(WrongKey):
+        OPENS.open(made, "bucket/copy/")
 
 
 def test_each_bit_of_the_sealed_store_key_counts() -> None:
@@ -84,7 +82,7 @@ def test_each_bit_of_the_sealed_store_key_counts() -> None:
         sealed = bytearray(made.sealed)
         sealed[at] ^= 1
         with pytest.raises(WrongKey):
-            OPENS.open(msgspec.structs.replace(made, sealed=bytes(sealed)))
+            OPENS.open(msgspec.structs.replace(made, sealed=bytes(sealed)), "bucket/")
 
 
 def test_a_key_object_says_nothing_of_the_keys() -> None:

@@ -47,11 +47,12 @@ def sealed_with(
 
 
 def check_sealed_with(
-    store: ObjectStore, store_key: bytes, workspaces: Iterable[WorkspaceName]
+    store: ObjectStore, store_key: bytes, workspaces: Iterable[WorkspaceName], *, all_fit: bool
 ) -> Sealed:
-    """The same; WrongKey where there are sealed snapshots, and none with this key."""
+    """The same; WrongKey where there are sealed snapshots and none with this key, or, with
+    ``all_fit``, any with another one."""
     found = sealed_with(store, store_key, workspaces)
-    if found.others and not found.fits:
+    if found.others and (all_fit or not found.fits):
         raise WrongKey(
             f"the key of this block is not the one that the snapshots of "
             f"{', '.join(found.others)} in {store.address} were sealed with: their headers name "

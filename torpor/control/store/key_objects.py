@@ -6,20 +6,28 @@ that the holder of any key can tell the store's own key objects from somebody el
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
 
 from torpor.control.store.object_store import ObjectStore
-from torpor.control.store.s3 import S3Settings, S3Store
-from torpor.control.store.signatures import Forged, Signer, Unsigned, place_of, record_in
-from torpor.shared.errors import InvalidInput, RecordRefused, StoreCorrupt, StoreMissing, WrongKey
+from torpor.control.store.signatures import Forged, Signer, Unsigned, record_in
+from torpor.shared.errors import (
+    InvalidInput,
+    ObjectExists,
+    RecordRefused,
+    StoreCorrupt,
+    StoreMissing,
+    WrongKey,
+)
 from torpor.shared.format.user_keys import KeyObject, UserKey, is_key_id
 from torpor.shared.plain_text import plain
-from torpor.shared.values import Away, ObjectKey, learned, object_key
+from torpor.shared.values import ObjectKey, learned, object_key
 
 PREFIX: Final = "keys/"
 MOST_BYTES: Final = 8 * 1024
@@ -27,13 +35,14 @@ MOST_READ: Final = 100
 """Key objects that are read for their labels: each takes a request."""
 _NAMED: Final = 10
 
-_opened: dict[tuple[str, str | None, str], bytes] = {}
+_opened: dict[tuple[str, str, str], bytes] = {}
 
 
-class Opened(NamedTuple):
+@dataclass(frozen=True)
+class Opened:
     """What a key opens: the store key, and the key object; None if the key is the store key."""
 
-    store_key: bytes
+    store_key: bytes = field(repr=False)
     found: KeyObject | None
 
 
@@ -53,96 +62,113 @@ class KeyObjects:
         self.store: Final = store
         self.place: Final = place
 
-    def open(self, key: UserKey, *, moved: bool = False) -> Opened:
+    def open(self, key: UserKey) -> Opened:
         """What this key opens. Raises WrongKey where there is no key object for it, and
-        RecordRefused where that is damaged, replaced, or made for another bucket or prefix, unless
-        it is known that the store has ``moved``."""
+        RecordRefused where that is damaged, replaced, or made for another bucket or prefix."""
         if not key.opens:
             return Opened(key.secret, None)
-        name = _name(key.id)
         try:
-            blob = self.store.get(name, max_bytes=MOST_BYTES)
+            blob = self.store.get(_name(key.id), max_bytes=MOST_BYTES)
         except StoreMissing:
             raise WrongKey(self._opens_nothing(key)) from None
         except StoreCorrupt as error:  # longer than any key object
             raise self._refused(key.id, str(error)) from None
         try:
             found = _parsed(blob)
-            store_key = key.open(found)
-            Signer(store_key, found.place).check(name, blob)
-        except (Unsigned, Forged, WrongKey, InvalidInput) as why:
+            return Opened(key.open(found, self.place), found)
+        except (Unsigned, WrongKey) as why:
             raise self._refused(key.id, str(why)) from None
-        if found.place != self.place and not moved:
-            raise RecordRefused(
-                f"{name} in {self.store.address} was made for {found.place}, and this is "
-                f"{self.place}. If you copied the store here, `torpor store moved` with the name "
-                "of the store's block makes the key object for this place. Else somebody put it "
-                "here from another store: nothing is sealed or opened with it"
-            )
-        return Opened(store_key, found)
 
     def add(
         self, key: UserKey, store_key: bytes, label: str, made_unix: float, replaces: str = ""
     ) -> KeyObject:
-        """Have ``key`` open the store, and read that back. Idempotent."""
+        """Have a new ``key`` open the store, and read that back. Raises RecordRefused where it
+        reads back as another one, or there was one already."""
         made = key.seal(store_key, self.place, label, int(made_unix), replaces)
         name = _name(key.id)
         body = Signer(store_key, self.place).sign(name, msgspec.json.encode(made))
-        self.store.put(name, body)
-        if self.open(key).store_key != store_key:
-            raise RecordRefused(f"{name} in {self.store.address} reads back as another key object")
+        with suppress(ObjectExists):
+            self.store.put(name, body, if_absent=True)
+        if self.open(key).found != made:
+            raise RecordRefused(
+                f"{name} in {self.store.address} reads back as another key object: somebody made "
+                "one for the same key meanwhile. Give the command again"
+            )
         return made
 
-    def listed(self, store_key: bytes) -> list[Listed]:
-        """The key objects by age, and at most MOST_READ of them."""
-        signer = Signer(store_key, self.place)
-        found = [self._one(one, signer) for one in self._ids()[:MOST_READ]]
-        return sorted(found, key=lambda one: (one.found.made_unix if one.found else 0, one.id))
+    def ids(self) -> list[str]:
+        """The ids of all key objects, whoever made them."""
+        keys = (found.key.removeprefix(PREFIX) for found in self.store.list(PREFIX))
+        return sorted(filter(is_key_id, keys))
 
-    def _one(self, one: str, signer: Signer) -> Listed:
-        blob = b""
+    def read(self, one: str, store_key: bytes) -> Listed:
+        """The key object of this id, as far as it can be read."""
+        blob, name = b"", _name(one)
         with suppress(StoreMissing, StoreCorrupt):
-            blob = self.store.get(_name(one), max_bytes=MOST_BYTES)
+            blob = self.store.get(name, max_bytes=MOST_BYTES)
         try:
             found = _parsed(blob)
         except Unsigned:
             return Listed(one, None, False)
         try:
-            signer.check(_name(one), blob)
+            Signer(store_key, self.place).check(name, blob)
         except Forged:
             return Listed(one, found, False)
-        return Listed(one, found, found.id == one and found.place == self.place)
+        return Listed(one, found, found.id == one)
+
+    def listed(self, store_key: bytes, first: str = "") -> tuple[list[Listed], int]:
+        """At most MOST_READ key objects by age, among them ``first``, and how many more there are:
+        whoever writes in the bucket may add any number."""
+        ids = sorted(self.ids(), key=lambda one: (one != first, one))
+        found = [self.read(one, store_key) for one in ids[:MOST_READ]]
+        found.sort(key=lambda one: (one.found.made_unix if one.found else 0, one.id))
+        return found, len(ids) - len(found)
 
     def there(self, one: str) -> bool:
         """Whether there is a key object of this id."""
         return self.store.head(_name(one)) is not None
 
-    def remove(self, ids: Iterable[str]) -> None:
-        """The keys of these ids open the store no more. Idempotent."""
-        self.store.delete([_name(one) for one in ids])
+    def remove(self, one: str, own: UserKey) -> None:
+        """The key of this id opens the store no more. Idempotent. Where the remover's ``own`` key
+        opens nothing afterwards, because somebody has removed it at the same moment, the key object
+        is put back before the error: of two such removers one at least does so."""
+        name, before = _name(one), b""
+        with suppress(StoreMissing, StoreCorrupt):  # gone already, or longer than any key object
+            before = self.store.get(name, max_bytes=MOST_BYTES)
+        self.store.delete([name])
+        try:
+            self.open(own)
+        except (WrongKey, RecordRefused) as error:
+            if before:
+                with suppress(ObjectExists):
+                    self.store.put(name, before, if_absent=True)
+            raise WrongKey(
+                f"{error}. Somebody removed or replaced it while this command removed {name}, "
+                "which was put back: nothing was removed here"
+            ) from None
 
     def labels(self) -> str:
         """What the key objects say of themselves, for a message; empty if there are none. Nobody
         can check that without a key of the store."""
-        ids = self._ids()
-        said = []
-        for one in ids[:_NAMED]:
-            with suppress(StoreMissing, StoreCorrupt, Unsigned):
-                found = _parsed(self.store.get(_name(one), max_bytes=MOST_BYTES))
-                said.append(f'"{plain(found.label)}" ({one[:8]}, {day(found.made_unix)})')
+        ids = self.ids()
+        said = [*islice(self._said(ids[:MOST_READ]), _NAMED)]
         more = len(ids) - len(said)
         return ", ".join([*said, *([f"{more} more"] if more else [])])
 
-    def _ids(self) -> list[str]:
-        keys = (found.key.removeprefix(PREFIX) for found in self.store.list(PREFIX))
-        return sorted(filter(is_key_id, keys))
+    def _said(self, ids: list[str]) -> Iterator[str]:
+        for one in ids:
+            with suppress(StoreMissing, StoreCorrupt, Unsigned):
+                found = _parsed(self.store.get(_name(one), max_bytes=MOST_BYTES))
+                yield f'"{plain(found.label)}" ({one[:8]}, {day(found.made_unix)})'
 
     def _opens_nothing(self, key: UserKey) -> str:
         labels = self.labels()
         there = (
-            f"It has keys labelled {labels}: use one of them"
+            f"It has keys labelled {labels}: use one of them, or the store key of your recovery "
+            "sheet"
             if labels
-            else "It has no keys: see that endpoint, bucket and prefix are right"
+            else "It has no keys: see that endpoint, bucket and prefix are right. The store key of "
+            "your recovery sheet opens a store without its keys/"
         )
         return (
             f"the key {key.id[:8]} opens nothing in {self.store.address}: it was removed or "
@@ -152,27 +178,19 @@ class KeyObjects:
 
     def _refused(self, one: str, why: str) -> RecordRefused:
         return RecordRefused(
-            f"{_name(one)} in {self.store.address} is damaged or was replaced: {why}. The key may "
-            "be right, and the snapshots may be whole: open the store with another of its keys, or "
-            "put an earlier version of this object back. Nothing is sealed with this key meanwhile"
+            f"{_name(one)} in {self.store.address} does not open: {why}. The key may be right, and "
+            "the snapshots may be whole: open the store, or a copy of it, with the store key of "
+            "your recovery sheet, or with another of its keys. Nothing is sealed with this key "
+            "meanwhile"
         )
 
 
-def opened_key(
-    settings: S3Settings, key: UserKey, on_away: Callable[[Away], None] | None = None
-) -> bytes:
-    """The store key that ``key`` opens there: one request for each process, key and store, so what
-    is removed later changes nothing for this process."""
-    if not key.opens:
-        return key.secret
-    place = place_of(settings.bucket, settings.prefix)
-    known = (key.id, settings.endpoint_url, place)
+def opened_key(key: UserKey, place: str, store: ObjectStore) -> bytes:
+    """The store key that ``key``, which opens a key object, opens in the store: one request for
+    each process, key and store, so what is removed later changes nothing for this process."""
+    known = (key.id, place, store.address)
     if known not in _opened:
-        store = S3Store.connect(settings, on_away)
-        try:
-            _opened[known] = KeyObjects(store, place).open(key).store_key
-        finally:
-            store.close()
+        _opened[known] = KeyObjects(store, place).open(key).store_key
     return _opened[known]
 
 

@@ -16,11 +16,12 @@ USUAL_LABEL: Final = "this installation"
 
 
 class Rotated(NamedTuple):
-    """``key``: what the block has now. ``gone``: the id of the key that opens nothing any more;
-    empty where the old key is the store key itself. ``resumed``: an earlier call made the key."""
+    """``key``: what the block has now. ``gone``: the ids of the keys that open nothing any more;
+    none where the old key is the store key itself. ``resumed``: one of them is of an earlier
+    rotation, which was stopped."""
 
     key: UserKey
-    gone: str
+    gone: list[str]
     resumed: bool
 
 
@@ -31,14 +32,17 @@ def rotate(
 
     ``save`` gets the id of the key that is to go, and the key to save in the block and in each
     other one that has the old key. It reads the blocks back, and raises unless they have it."""
-    store_key, found = objects.open(old)
+    opened, gone = objects.open(old), []
+    found = opened.found
     if found is not None and found.replaces and objects.there(found.replaces):
-        key, gone, resumed = old, found.replaces, True
-    else:
-        key, gone, resumed = UserKey.new(), old.id if old.opens else "", False
-        label = USUAL_LABEL if found is None else found.label
-        objects.add(key, store_key, label, now_unix, gone)
-    save(gone, key)
-    if gone:
-        objects.remove([gone])
-    return Rotated(key, gone, resumed)
+        # An earlier rotation was stopped here, or somebody has put the old key object back.
+        save(found.replaces, old)
+        objects.remove(found.replaces, old)
+        gone.append(found.replaces)
+    key, goes = UserKey.new(), old.id if old.opens else ""
+    label = USUAL_LABEL if found is None else found.label
+    objects.add(key, opened.store_key, label, now_unix, goes)
+    save(goes, key)
+    if goes:
+        objects.remove(goes, key)
+    return Rotated(key, [*gone, *([goes] if goes else [])], bool(gone))

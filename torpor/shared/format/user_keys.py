@@ -38,24 +38,22 @@ _LIKE: Final = str.maketrans("018", "OIB")  # base32 has none of these digits
 
 
 class KeyObject(msgspec.Struct, frozen=True):
-    """What a key object says: the store key, sealed for one key of a user.
-
-    ``place``: the bucket and prefix that it was made for. ``replaces``: the id of the key that a
-    rotation took away for this one; empty if it came beside the others."""
+    """What a key object says: the store key, sealed for one key of a user and for one bucket and
+    prefix. ``replaces``: the id of the key that a rotation takes away for this one; empty if it
+    came beside the others."""
 
     version: int
     id: str
-    place: str
     label: str
     made_unix: int
     replaces: str
     sealed: bytes
 
-    @property
-    def associated(self) -> bytes:
-        """Everything but the sealed bytes, as AES-GCM authenticates it."""
+    def associated(self, place: str) -> bytes:
+        """Everything but the sealed bytes, and the store's bucket and prefix, as AES-GCM
+        authenticates it."""
         said = b"torpor v1 key object" + self.made_unix.to_bytes(8, "little")
-        for text in (self.id, self.place, self.label, self.replaces):
+        for text in (self.id, place, self.label, self.replaces):
             said += len(text.encode()).to_bytes(8, "little") + text.encode()
         return said
 
@@ -76,14 +74,15 @@ class UserKey:
     def of(cls, text: str) -> UserKey:
         """The key of this text. Raises InvalidInput, which never repeats the text."""
         compact = "".join(text.split())
+        letters = compact.replace("-", "").upper().translate(_LIKE)
         for prefix in (OPENS, ITSELF):
-            if compact.lower().startswith(prefix):
-                return cls._grouped(prefix, compact[len(prefix) :])
+            typed = prefix.replace("-", "").upper()
+            if letters.startswith(typed):
+                return cls._grouped(prefix, letters.removeprefix(typed))
         return cls(_decoded(compact), opens=False)
 
     @classmethod
-    def _grouped(cls, prefix: str, rest: str) -> UserKey:
-        letters = rest.replace("-", "").upper().translate(_LIKE)
+    def _grouped(cls, prefix: str, letters: str) -> UserKey:
         try:
             found = base64.b32decode(letters)
         except (ValueError, binascii.Error):
@@ -114,22 +113,23 @@ class UserKey:
     def seal(
         self, store_key: bytes, place: str, label: str, made_unix: int, replaces: str = ""
     ) -> KeyObject:
-        """The key object by which this key opens the store."""
-        bare = KeyObject(1, self.id, place, label, made_unix, replaces, b"")
+        """The key object by which this key opens the store of this ``place``."""
+        bare = KeyObject(1, self.id, label, made_unix, replaces, b"")
         nonce = os.urandom(NONCE_BYTES)
-        sealed = nonce + self._aes.encrypt(nonce, store_key, bare.associated)
+        sealed = nonce + self._aes.encrypt(nonce, store_key, bare.associated(place))
         return msgspec.structs.replace(bare, sealed=sealed)
 
-    def open(self, found: KeyObject) -> bytes:
-        """The store key. WrongKey where the key object is of another key or was changed."""
-        sealed = found.sealed
+    def open(self, found: KeyObject, place: str) -> bytes:
+        """The store key. WrongKey where the key object is of another key or place, or was
+        changed."""
+        sealed, said = found.sealed, found.associated
         same = hmac.compare_digest(found.id.encode(), self.id.encode())
         if not same or len(sealed) != KEY_BYTES + SEAL_BYTES or not 0 <= found.made_unix < 2**63:
             raise WrongKey("it is no key object of this key")
         try:
-            return self._aes.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], found.associated)
+            return self._aes.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], said(place))
         except InvalidTag:
-            raise WrongKey("it was changed, or made without this key") from None
+            raise WrongKey("it was changed, or made for another bucket or prefix") from None
 
     @property
     def _aes(self) -> AESGCM:
