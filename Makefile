@@ -71,7 +71,7 @@ demo: setup
 	@$(BIN)/python -m deployments.demo $(if $(VERBOSE),--verbose)
 
 up: setup
-	$(BIN)/python -m deployments.up $(if $(PORT),--port $(PORT))
+	$(BIN)/python -m deployments.up --unconnected $(if $(PORT),--port $(PORT))
 
 # A unit of systemd that starts the installation with the host.
 boot: setup

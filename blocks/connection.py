@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import prefect.context
 from prefect.settings import Settings, get_current_settings
 
-from torpor.control.own_server import API_URL, announce, choose_server
+from torpor.control.own_server import (
+    API_URL,
+    LOGIN_VARIABLE,
+    Candidate,
+    announce,
+    choose_server,
+    is_this_host,
+    set_apart,
+    without_proxy,
+)
+from torpor.shared.errors import InvalidInput
 
-LOGIN: Final = "PREFECT_API_AUTH_STRING"
+_SETTINGS: Final = (".env", "prefect.toml", "pyproject.toml")
+"""Where Prefect reads settings in the folder in which it runs. It adds the headers of these files
+to those of the variable, which is empty (`set_apart`)."""
 
 
 def connect() -> None:
@@ -21,17 +35,54 @@ def connect() -> None:
         return
     announce(choice)
     taken = choice.taken
-    if taken.source != "installation":
+    _keep_from_proxies(taken)
+    if taken.source not in ("installation", "connection"):
         return  # Prefect's settings have it, with its login
-    if os.environ.get(API_URL) == taken.api_url and LOGIN in os.environ:
+    if taken.source == "connection":
+        set_apart()
+    elif os.environ.get(API_URL) == taken.api_url and LOGIN_VARIABLE in os.environ:
         return
-    os.environ[API_URL], os.environ[LOGIN] = taken.api_url, taken.login
+    os.environ[API_URL] = taken.api_url
+    os.environ[LOGIN_VARIABLE] = taken.login  # empty for a server elsewhere that asks for none
     prefect.context.refresh_global_settings_context()
+    if taken.source == "connection" and get_current_settings().client.custom_headers:
+        files = ", ".join(str(file) for name in _SETTINGS if (file := Path.cwd() / name).exists())
+        raise InvalidInput(
+            f"{files} sets headers of Prefect's client (custom_headers), which may hold a key of "
+            f"another server, and Prefect would send them to {taken.api_url}, which `torpor "
+            "connect` chose: run this in another folder, or delete them there"
+        )
+
+
+def _keep_from_proxies(taken: Candidate) -> None:
+    """No proxy gets what is sent without encryption: a login, and what blocks hold."""
+    host = urlsplit(taken.api_url).hostname or ""
+    if is_this_host(host):
+        os.environ.update(without_proxy(host))
 
 
 def prefect_settings() -> Settings:
     """Prefect's settings, after the choice of the server."""
     return get_current_settings()
+
+
+def connected_server() -> str:
+    """The server in use where `torpor connect` chose it; empty where another one is used."""
+    choice = choose_server(set_in=get_current_settings().api.url or "")
+    connected = choice is not None and choice.taken.source == "connection"
+    return choice.taken.api_url if choice is not None and connected else ""
+
+
+def see_that_it_is_of_this_host(what: str) -> None:
+    """InvalidInput where `torpor connect` chose a server: ``what`` its block names is on the host
+    of that server, and this host has another one under the same address or path, or none."""
+    if server := connected_server():
+        raise InvalidInput(
+            f"{what} is on the host of the server {server}, which `torpor connect` "
+            "chose, and this command runs on another host: add --detach, where the command has it, "
+            "so that the worker there does it; or run it on that host; or give the workspace a "
+            "bucket and a market, which both hosts reach (`torpor init`, `torpor edit`)"
+        )
 
 
 def server_in_use() -> str:

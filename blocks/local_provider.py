@@ -7,6 +7,7 @@ from pathlib import Path
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl
 
+from blocks.connection import see_that_it_is_of_this_host
 from blocks.reference import LOGOS
 from torpor.control.providers.local import provider as local
 
@@ -42,5 +43,6 @@ class LocalProvider(Block):
     )
 
     def open(self) -> local.LocalProvider:
-        """The provider, ready to use."""
+        """The provider, ready to use. InvalidInput where its machines are on another host."""
+        see_that_it_is_of_this_host(f"the local provider with the machines in {self.folder}")
         return local.LocalProvider(Path(self.folder), price_usd_h=self.price_usd_h)

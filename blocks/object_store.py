@@ -8,14 +8,17 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Self
+from urllib.parse import urlsplit
 
 from prefect.blocks.core import Block
 from pydantic import ConfigDict, Field, HttpUrl, SecretStr, field_validator, model_validator
 
 from blocks.access_keys import access_keys
+from blocks.connection import see_that_it_is_of_this_host
 from blocks.flavour import Flavour, region_and_endpoint
 from blocks.records_key import records_key
 from blocks.reference import LOGOS, Reference
+from torpor.control.own_server import is_this_host
 from torpor.control.store.key_objects import KeyObjects, opened_key
 from torpor.control.store.s3 import RootOf, S3Settings, S3Store
 from torpor.control.store.signatures import place_of
@@ -148,6 +151,8 @@ class ObjectStore(Block):
         region, endpoint_url = region_and_endpoint(
             self.flavour, self.region, self.endpoint_url or keys.endpoint_url
         )
+        if is_this_host(urlsplit(endpoint_url or "").hostname or ""):
+            see_that_it_is_of_this_host(f"{me} at {endpoint_url}")
         return S3Settings(
             bucket=self.bucket,
             access_key=keys.access_key,

@@ -10,6 +10,7 @@ from prefect.client.orchestration import PrefectClient
 from pydantic import Field, HttpUrl, field_validator
 
 import blocks
+from blocks.connection import connected_server
 from blocks.idleness import Idleness
 from blocks.machine_paths import MachinePaths
 from blocks.markets import check_account_name
@@ -232,8 +233,11 @@ class Workspace(Block):
         title="Save every (minutes)",
         description=(
             "How often a rented machine stores what has changed by itself, so that one that "
-            "vanishes costs these minutes of work: 5 suits most, 1 is possible. `watch` must run. "
-            "No quiesce command runs before such a save. 0: only when its market will take it away."
+            "vanishes costs these minutes of work: 5 suits most, 1 is possible. It goes on for "
+            "twelve hours without `watch`, which renews that time. No quiesce command runs before "
+            "such a save. A job has a `save_minutes` of its own, 30 by default. 0: the machine "
+            "saves by itself only where AWS, Google Cloud or Azure says that it will take the "
+            "spot machine away, which `watch` must have prepared."
         ),
     )
     when_idle: Literal["hibernate", "report"] = Field(
@@ -443,8 +447,15 @@ def open_provider(reference: str, *, of: str) -> Provider:
 
 
 def open_all_providers() -> tuple[Provider, ...]:
-    """Every provider block of the installation, ready to use."""
-    return tuple(_opened(block) for kind in blocks.PROVIDERS for block in load_all(kind))
+    """Every provider block of the installation, ready to use, but for machines on the host of a
+    server elsewhere, which cannot be reached from here: `torpor up` saves a block of them there."""
+    elsewhere = connected_server()
+    return tuple(
+        _opened(block)
+        for kind in blocks.PROVIDERS
+        if not (elsewhere and kind is blocks.LocalProvider)
+        for block in load_all(kind)
+    )
 
 
 def open_each_provider() -> list[tuple[str, Provider | TorporError]]:

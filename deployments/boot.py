@@ -9,7 +9,7 @@ import sys
 
 from deployments import unit
 from deployments.installation import CHECKOUT, Installation
-from deployments.server import users_own
+from deployments.server import see_that_none_is_connected, users_own
 from torpor.control.own_server import FOLDER_VARIABLE
 from torpor.control.supervision import LOCK, is_held
 from torpor.shared.errors import InvalidInput, TorporError
@@ -26,8 +26,9 @@ def main() -> int:
 
 def set_up() -> None:
     """Write the unit, or print the line for cron, and say what to run next. InvalidInput where the
-    server is the user's own; TorporError where the unit cannot be written."""
+    server is the user's own or elsewhere; TorporError where the unit cannot be written."""
     installation = Installation.here()
+    see_that_none_is_connected(installation)
     if given := users_own(installation):
         raise InvalidInput(
             f"{given.named_by} names {given.api_url}, a server that torpor does not start, so "

@@ -12,11 +12,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import msgspec
+from prefect.client.orchestration import get_client
 
 from blocks import Budget
 from blocks.reference import load_named
+from deployments import idle
 from deployments.installation import BELIEVE, BELIEVE_HELP, Installation
 from deployments.record_signing import sign_stores
 from deployments.register import (
@@ -26,9 +29,10 @@ from deployments.register import (
     make_stacks,
     register_types,
 )
-from deployments.schedules import offer_schedules
+from deployments.schedules import NIGHTLY, WATCH, offer_schedules
+from tasks.own_deployments import read_own
 from torpor.shared.errors import InvalidInput, TorporError
-from torpor.shared.values import learned
+from torpor.shared.values import IdleChoice, learned
 
 
 class Team(msgspec.Struct, frozen=True):
@@ -45,6 +49,10 @@ class _Values(msgspec.Struct, frozen=True):
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m deployments.cluster")
     parser.add_argument("values", help="the chart's values, of which `teams` become budgets")
+    words = "what becomes of idle machines, until somebody switches the schedule of watch"
+    parser.add_argument("--idle", choices=get_args(IdleChoice), default="off", help=words)
+    words = "whether each machine is backed up at night, until somebody switches that schedule"
+    parser.add_argument("--nightly", choices=("on", "off"), default="off", help=words)
     parser.add_argument(BELIEVE, action="store_true", help=BELIEVE_HELP)
     options = parser.parse_args(arguments)
     try:
@@ -54,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         make_stacks()
         make_pools()
         deploy(Installation.here())
-        offer_schedules()
+        offer_schedules(_switched_on(options.idle, options.nightly))
         for team in teams:
             set_budget(team)
         print(*signed, sep="\n")
@@ -62,6 +70,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"torpor: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _switched_on(chosen: IdleChoice, nightly: str) -> list[str]:
+    """The deployments whose schedules begin switched on. What watch does with idle machines is set
+    before it has a schedule: from then on it is its users'."""
+    on = [NIGHTLY] if nightly == "on" else []
+    if chosen == "off":
+        return on
+    with get_client(sync_client=True) as client:
+        new = not read_own(client, WATCH).schedules
+    if new:
+        idle.choose(Installation.here(), chosen)
+    return [*on, WATCH]
 
 
 def read_teams(file: Path) -> list[Team]:

@@ -17,13 +17,14 @@ def runs(installation: Installation) -> bool:
     return is_held(installation.folder / LOCK) or bool(left)
 
 
-def own_server(installation: Installation) -> str | None:
-    """The address of the installation's own server; None where it does not run."""
+def served(installation: Installation) -> str | None:
+    """The address of the server that the installation's workers serve, its own or its user's; None
+    where that is not known."""
     there = living(installation.folder)
     if there is None:  # an earlier version's may run
         here = running(installation, server.ROLE)
         return api_url(recorded_port(installation.folder)) if here else None
-    return there.api_url if there.own else None
+    return there.api_url
 
 
 def down(installation: Installation, *, machines: bool = False) -> None:

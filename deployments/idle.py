@@ -11,6 +11,7 @@ from prefect.client.schemas.actions import DeploymentUpdate
 from deployments.installation import Installation
 from deployments.schedules import WATCH
 from tasks.own_deployments import read_own
+from torpor.control.own_server import connection
 from torpor.shared.values import IdleChoice
 
 QUESTION: Final = (
@@ -55,7 +56,8 @@ def choose(installation: Installation, idle: IdleChoice) -> None:
             client.update_deployment_schedule(
                 watch.id, schedule.id, active=idle != "off", parameters=own
             )
-    if installation.folder.is_dir():  # else the server is another host's
+    # Else the server is another host's.
+    if installation.folder.is_dir() and connection(installation.folder) is None:
         _file(installation).write_text(f"{idle}\n")
 
 

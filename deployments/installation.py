@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +57,12 @@ def code_digest(checkout: Path) -> str:
                 raise TorporError(f"{file} of torpor's own code cannot be read: {error}") from None
             found.update(os.fsencode(file.relative_to(checkout)) + b"\0" + code)
     return found.hexdigest()
+
+
+def code_version(checkout: Path = CHECKOUT) -> str:
+    """The version of this code, as a deployment has it. The number stays the same from commit to
+    commit, so a digest of the code is part of it."""
+    return f"{metadata.version('torpor')} (code {code_digest(checkout)[:12]})"
 
 
 @dataclass(frozen=True)

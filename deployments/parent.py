@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from deployments import processes, server, unit, worker
-from deployments.installation import CHECKOUT, Installation, code_digest
+from deployments.installation import CHECKOUT, Installation, code_version
 from deployments.processes import begin, flow_runs, last_words, running
 from deployments.server import Server
 from deployments.terminal import Waiting
-from torpor.control.own_server import API_URL
+from torpor.control.own_server import API_URL, LOGIN_VARIABLE
 from torpor.control.processes import end_processes
 from torpor.control.supervision import (
     LOCK,
@@ -45,7 +45,7 @@ KILLED_S: Final = 10.0
 RESTART_S: Final = unit.MOST_PAUSE_S + 15.0
 """Where systemd waits to start a supervisor again, it does so within this time."""
 _POLL_S: Final = 0.2
-_USERS: Final = (server.LOGIN_VARIABLE, "PREFECT_API_KEY")
+_USERS: Final = (LOGIN_VARIABLE, "PREFECT_API_KEY")
 """What of the environment says who we are at a server of the user's own."""
 
 
@@ -58,10 +58,8 @@ class Ended(NamedTuple):
 
 @cache
 def version_here() -> str:
-    """The version of this code. The number stays the same from commit to commit, so a digest of the
-    code is part of it: a supervisor that began before a `git pull` has another one."""
-    code, prefect = code_digest(CHECKOUT)[:12], metadata.version("prefect")
-    return f"{metadata.version('torpor')} (code {code}) with Prefect {prefect} in {CHECKOUT}"
+    """The version of this code: a supervisor that began before a `git pull` has another one."""
+    return f"{code_version()} with Prefect {metadata.version('prefect')} in {CHECKOUT}"
 
 
 def described(used: Server) -> Supervision:

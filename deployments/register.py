@@ -59,6 +59,7 @@ from deployments.installation import (
     BELIEVE_HELP,
     CHECKOUT,
     Installation,
+    code_version,
     prefect_file,
     secret_file,
 )
@@ -195,7 +196,8 @@ def make_first_blocks(installation: Installation) -> list[str]:
     """Make a first identity, provider, store and workspace, and the ready-made stacks, where they
     are missing; returns what was made."""
     made = []
-    choice = choose_server(installation.folder)  # another server's key is its users'
+    # Another server's key is its users'.
+    choice = choose_server(installation.folder, connected=False)
     own = choice is not None and choice.taken.source == "installation"
     if not exists(SSHIdentity, "default"):
         (first_identity(installation) if own else SSHIdentity.generate()).save("default")
@@ -369,10 +371,11 @@ def deploy(installation: Installation, written: Written | None = None) -> Deploy
     is changed, where a deployment of our names is somebody else's."""
     content: dict[str, Any] = yaml.safe_load(prefect_file().read_text())
     done, missing, ids, schemas = Deployed(), [], [], {}
-    found, users = own_deployments()
+    found, users, of_this_code = *own_deployments(), code_version()
     with get_client(sync_client=True) as client, contextlib.chdir(CHECKOUT):
         for one in content["deployments"]:
             name = _full_name(one)
+            one["version"] = of_this_code  # `torpor connect` compares it
             if name == WATCH:
                 ours = {**one.get("parameters", {}), "metrics": str(installation.metrics)}
                 one["parameters"] = ours
@@ -532,7 +535,7 @@ def _of_the_code(one: dict[str, Any], there: DeploymentResponse) -> DeploymentUp
     flow: Flow[..., Any] = load_flow_from_entrypoint(one["entrypoint"], use_placeholder_flow=False)
     changes: dict[str, Any] = {
         "entrypoint": one["entrypoint"],
-        "version": flow.version,
+        "version": one["version"],
         "description": one["description"],
         "parameter_openapi_schema": parameter_schema(flow).model_dump(exclude_unset=True),
         "pull_steps": _pull_steps(),

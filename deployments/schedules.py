@@ -8,6 +8,7 @@ or edited (`DeploymentScheduleUpdate.parameters`). Runs of a schedule take those
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from prefect.client.orchestration import get_client
@@ -26,14 +27,15 @@ class Offered(NamedTuple):
 
 
 WATCH: Final = "watch/watch"
+NIGHTLY: Final = "backup/backup-all"
 OFFERED: Final = (
-    Offered("backup/backup-all", "nightly", "0 3 * * *"),
+    Offered(NIGHTLY, "nightly", "0 3 * * *"),
     Offered(WATCH, "every-two-minutes", "*/2 * * * *"),
 )
 
 
-def offer_schedules() -> None:
-    """Add the paused schedules to deployments that have none at all."""
+def offer_schedules(on: Collection[str] = ()) -> None:
+    """Add the schedules to deployments that have none at all: paused, but for those of ``on``."""
     with get_client(sync_client=True) as client:
         for offered in OFFERED:
             deployment = read_own(client, offered.deployment)
@@ -41,7 +43,7 @@ def offer_schedules() -> None:
                 continue  # they belong to the user
             schedule = DeploymentScheduleCreate(
                 schedule=CronSchedule(cron=offered.cron, timezone="UTC"),
-                active=False,
+                active=offered.deployment in on,
                 slug=offered.slug,
             )
             client.create_deployment_schedules(deployment.id, [schedule])

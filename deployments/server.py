@@ -19,12 +19,15 @@ from deployments.processes import begin
 from torpor.control.own_server import (
     FOLDER_VARIABLE,
     HOST,
+    LOGIN_VARIABLE,
     Candidate,
     ServerChoice,
     api_url,
     choice_of,
     choose_server,
+    connection,
     recorded_port,
+    without_proxy,
 )
 from torpor.control.ports import free_ports, holder, is_free
 from torpor.control.supervision import living
@@ -37,7 +40,6 @@ READY_S: Final = 300.0
 STOP_S: Final = 15.0
 _IN_USE: Final = (b"address already in use", b"is already in use")
 """What uvicorn and Prefect print; uvicorn may live on for minutes after that."""
-LOGIN_VARIABLE: Final = "PREFECT_API_AUTH_STRING"
 _DEMANDED: Final = "PREFECT_SERVER_API_AUTH_STRING"
 SETTINGS: Final = {
     # Kept in memory, the leases of concurrency slots are lost with the server, and the slots with
@@ -92,16 +94,26 @@ def server_of(installation: Installation, port: int | None = None) -> Server:
 def choice_for(installation: Installation, used: Server) -> ServerChoice | None:
     """The choice of ``used``, in words where another server could have been meant: before the first
     start, Prefect's profile may name one."""
-    choice = choose_server(installation.folder)
+    choice = choose_server(installation.folder, connected=False)
     if choice is None or not used.own:
         return choice
     own = Candidate(used.api_url, "installation", f"of {installation.folder}")
     return choice_of([own, *(one for one in (choice.taken, *choice.others) if not _is_own(one))])
 
 
+def see_that_none_is_connected(installation: Installation) -> None:
+    """InvalidInput where `torpor connect` chose a server elsewhere: what would be started here is
+    not what commands use then."""
+    if elsewhere := connection(installation.folder):
+        raise InvalidInput(
+            f"this host is connected to {elsewhere.api_url}, and every command uses that server: "
+            "`torpor disconnect` first, to start one here"
+        )
+
+
 def users_own(installation: Installation) -> Candidate | None:
     """The server that the environment names, unless that is our own."""
-    choice = choose_server(installation.folder)
+    choice = choose_server(installation.folder, connected=False)
     if choice is None or choice.taken.source != "environment":
         return None
     # The port is known before the login is, where `make up` was killed at its first start.
@@ -140,7 +152,7 @@ def environment(installation: Installation, server: Server) -> dict[str, str]:
             "PREFECT_SERVER_UI_API_URL": server.api_url,
             # The default is any origin: a page in the user's browser could read the blocks.
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": server.ui_url,
-            "NO_PROXY": ",".join(part for part in (HOST, os.environ.get("NO_PROXY")) if part),
+            **without_proxy(HOST),
         }
     return env
 

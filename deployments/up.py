@@ -28,7 +28,7 @@ from deployments.server import Server
 from deployments.terminal import Waiting, folded, say
 from torpor.control.disk_space import full_disks
 from torpor.control.front_page import KEY as FRONT_PAGE
-from torpor.control.own_server import announce, state_folder
+from torpor.control.own_server import LOGIN_VARIABLE, announce, state_folder
 from torpor.control.processes import ending_with_this_process
 from torpor.control.smoke.watchdog import end_left
 from torpor.shared.errors import InvalidInput, TorporError
@@ -36,12 +36,17 @@ from torpor.shared.errors import InvalidInput, TorporError
 REGISTER_S: Final = 1200.0
 """20 to 60 s, measured; the first time it fetches the agent's wheels."""
 LOOK_S: Final = 1.0
+UNCONNECTED: Final = "--unconnected"
+"""Of whoever runs `make up`. Units of systemd and cron do without: what was set up looks after its
+machines after each boot, whatever server commands use then."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make up", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--port", type=int, help="the port of the Prefect server; default 4200")
     parser.add_argument(BELIEVE, action="store_true", help=BELIEVE_HELP)
+    words = "refuse while `torpor connect` has commands use a server elsewhere; not at boot"
+    parser.add_argument(UNCONNECTED, action="store_true", help=words)
     # Units of earlier versions ask for these two, and systemd would start them again for ever.
     parser.add_argument("--stay", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--started", action="store_true", help=argparse.SUPPRESS)
@@ -51,7 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.stay:
         stay(options.port)
     try:
-        up(Installation.here(), options.port, believe=options.believe_records)
+        installation = Installation.here()
+        if options.unconnected:
+            server.see_that_none_is_connected(installation)
+        up(installation, options.port, believe=options.believe_records)
     except TorporError as error:
         print(f"torpor: {error}", file=sys.stderr, flush=True)
         return 1
@@ -154,7 +162,7 @@ def _login(installation: Installation, used: Server) -> dict[str, str]:
     file = shlex.quote(str(installation.login_file))
     return {
         "login": f"the whole line in {installation.login_file}",
-        "python": f'{python} {server.LOGIN_VARIABLE}="$(cat {file})"',
+        "python": f'{python} {LOGIN_VARIABLE}="$(cat {file})"',
     }
 
 

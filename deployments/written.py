@@ -19,7 +19,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from deployments.installation import (
     CHECKOUT,
     Installation,
-    code_digest,
+    code_version,
     prefect_file,
     write_whole,
 )
@@ -71,6 +71,6 @@ def _code(api_url: str) -> str:
     """Of every file that says what is registered, of Prefect and Python, and of where."""
     found = hashlib.sha256(prefect_file().read_bytes())
     where = (api_url, str(CHECKOUT), prefect.__version__, sys.version, sys.executable)
-    for word in (*where, code_digest(CHECKOUT)):
+    for word in (*where, code_version(CHECKOUT)):
         found.update(word.encode() + b"\0")
     return found.hexdigest()

@@ -61,14 +61,31 @@ try:
 except StillChanging as error:
     print(error)  # names the files, and the machine that was kept
 else:
-    print(report.snapshot, report.destroyed)
+    print(report.snapshot, report.title())
 ```
 
-It prints the id of the snapshot, and that the machine is destroyed:
+It prints the id of the snapshot, and what became of the workspace:
 
 ```
-20261130T050000Z-28f1dd9b True
+20261130T204228Z-6951b5a4 Workspace mywork hibernated as 20261130T204228Z-6951b5a4
 ```
+
+A `HibernateReport` has `destroyed`, whether the machine was ended. If the workspace sleeps
+already, the report is an `AsleepReport`, which has only `workspace`, `snapshot` and `words`.
+
+**Nobody is asked.** `create`, `wake`, `deploy`, `replicate` and `job` rent at any price within
+`max_price_usd_h` of the workspace and its budgets: set `max_price_usd_h`. To wake, run a command
+and hibernate, call [`job`](#job): it does all three, also when the command fails.
+
+**In a flow of your own.** The functions that run flows are Prefect flows: called in a function
+with `@flow`, they are runs below its run. They are synchronous: from async code, call them in a
+thread, as `await asyncio.to_thread(hibernate, "mywork")`.
+
+**Checks.** A wake whose restored bytes differ raises `SnapshotDamaged`, and its machine is
+destroyed; `verify` raises the same where the store lacks something. A `hibernate` whose files do
+not come to rest raises `StillChanging`, and one that would lose files `UnsavedWork`; both leave
+the machine running, at its price. `EndUnproven` means that the snapshot is verified and the
+machine may still run: look at the market's console.
 
 A flow runs in your own process, as a run of the Prefect server that [torpor
 finds](guide/unattended.md#which-server-is-meant). The functions that begin with `list_` and

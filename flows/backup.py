@@ -67,7 +67,7 @@ def backup(
     Returns:
         The new snapshot and what retention decided. With `dry_run`, `snapshot` is None and
         `verdicts` say what the next backup would delete. For all workspaces: what became of each.
-        Of a workspace that sleeps: its newest snapshot, and nothing was to do.
+        Of a workspace that sleeps: its newest snapshot; nothing is stored, and nothing deleted.
 
     Raises:
         StillChanging: Files changed in every pass, and no pattern accepts that.

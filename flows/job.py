@@ -95,9 +95,10 @@ def job(
             its work stored. 0: no limit.
         max_usd: What its machines may cost. The command is stopped in time to store its work. 0:
             no limit but the budgets of the workspace.
-        job: The id of a job to continue, without a command. With one: the id that the new job gets,
-            where a machine was rented for it; no other run begins a job of that id. Empty: begin a
-            new one.
+        job: Without `command`: the id of a job to continue. With `command`: the id that the new job
+            gets. `torpor run` gives it to the machine that it rents first, so that `watch` finds a
+            machine whose job never began; a second run with this id is refused. Empty: begin a new
+            job with an id of its own.
 
     Returns:
         The job's record in `job` (such as `job.state` and `job.newest`), its `cost`, and in

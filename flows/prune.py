@@ -38,7 +38,7 @@ def prune(
         workspace: The Workspace block to prune, or its name.
         dry_run: Report what would be freed, and change nothing. Switch it off to free it.
         grace_hours: The hours from a pack's mark to its deletion. Until then a deleted snapshot can
-            be put back.
+            be put back. Packs that were stored in the last three days are not marked yet.
         rewrite_gib: The most that the next snapshots may have to store again, in GiB, so that
             mostly dead packs can be freed. 0 leaves those packs alone.
         without_snapshots: Also prune a workspace that has no snapshot left, which frees all its

@@ -88,12 +88,12 @@ def wake(
             machine can freeze no programs.
 
     Example:
-        Wake, and log in:
+        Wake, and print how to log in, once `torpor ssh --setup` has been run:
         ```python
         from flows import wake
 
         report = wake("mywork")
-        print(f"ssh -p {report.port} {report.user}@{report.host}", report.price_usd_h)
+        print(f"ssh {report.workspace}", report.price_usd_h)
         ```
     """
     change = WantChange(gpu=gpu.strip(), regions=regions, agreed_usd_h=agreed_usd_h)

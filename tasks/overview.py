@@ -21,6 +21,7 @@ from tasks.workspace_blocks import open_all
 from torpor.control.money.costs import dollars, spent_since
 from torpor.control.money.months import Month, microseconds
 from torpor.control.overview import Overview, Overviews
+from torpor.control.own_server import how_to_hibernate
 from torpor.control.rental.records import Rental
 from torpor.control.reports import ALL, moment
 from torpor.control.store.receipts import newest_receipt
@@ -220,7 +221,7 @@ def watching(coming: Sequence[ComingRun] | None) -> str:
     if not looks:
         return (
             "The schedule of watch is off: nobody notices an idle machine, and machines save "
-            "themselves for an hour only. `torpor up --idle hibernate` switches it on"
+            f"themselves for an hour only. {how_to_hibernate()} switches it on"
         )
     return f"watch looks next at {moment(min(looks))}"
 

@@ -10,7 +10,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound
 
 from tasks.runs import FLOW_POOL, JOB_POOL, TAG
-from torpor.control.own_server import API_URL, choose_server
+from torpor.control.own_server import choose_server, how_to_start
 from torpor.shared.errors import InvalidInput
 
 _POOLS: Final = (FLOW_POOL, JOB_POOL)
@@ -50,13 +50,10 @@ def _absent(name: str, api_url: str) -> str:
     choice = choose_server(set_in=server)
     chosen = choice.taken if choice and choice.taken.api_url == server else None
     why = f" ({chosen.named_by})" if chosen else ""
-    up = "`torpor up`"
-    if chosen is not None and chosen.source == "profile":  # `torpor up` would start its own server
-        up = f"`{API_URL}={server} torpor up`"
     return (
         f"the Prefect server {server}{why} has no deployment {name}: torpor's deployments were "
-        f"never made there, or this one was deleted. {up} makes them, and starts the worker that "
-        "runs them"
+        f"never made there, or this one was deleted. {how_to_start(server)} makes them, and starts "
+        "the worker that runs them"
     )
 
 

@@ -19,6 +19,7 @@ from deployments.terminal import say
 from torpor.shared.plain_text import short
 from torpor_cli import (
     adoption,
+    connecting,
     copying,
     deletion,
     forwarding,
@@ -92,6 +93,8 @@ COMMANDS: Final[dict[Group, tuple[Callable[..., int | None], ...]]] = {
         smoke.smoke,
         installation.down,
         installation.boot,
+        connecting.connect,
+        connecting.disconnect,
     ),
 }
 for group, commands in COMMANDS.items():

@@ -53,7 +53,9 @@ def explained(error: Exception) -> tuple[int, str]:
     import httpx  # not above, nor Prefect's own errors: `torpor --help` would wait for them
 
     if isinstance(error, httpx.TransportError):
-        return FAILED, f"the Prefect server does not answer ({error}): run `torpor up`"
+        from torpor.control.own_server import how_to_start
+
+        return FAILED, f"the Prefect server does not answer ({error}): run {how_to_start()}"
     if type(error).__name__ in ("ParameterTypeError", "ParameterBindError"):
         return WRONG_USE, str(error)
     return FAILED, ""

@@ -92,6 +92,7 @@ def _submit(deployment: str, parameters: dict[str, Any], queue: str) -> Any:
     from prefect.exceptions import PrefectHTTPStatusError
 
     from tasks.own_deployments import check_own
+    from torpor.control.own_server import how_to_start
 
     check_own(deployment)
     try:
@@ -106,6 +107,6 @@ def _submit(deployment: str, parameters: dict[str, Any], queue: str) -> Any:
         answer = error.response
         raise TorporError(
             f"the Prefect server at {answer.url.host}:{answer.url.port} refuses a run of "
-            f"{deployment} ({answer.status_code}): {answer.text.strip()}. `torpor up` gives "
-            "torpor's deployments their work pools and queues back"
+            f"{deployment} ({answer.status_code}): {answer.text.strip()}. {how_to_start()} "
+            "gives torpor's deployments their work pools and queues back"
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from time import sleep
 from typing import Any, Final, Literal
 
 from deployments.terminal import Waiting, say
+from torpor.control.own_server import LOGIN_VARIABLE
 from torpor.shared.errors import InvalidInput, MachineError, MachineUnreachable
 from torpor_cli import copying, logins, programs
 from torpor_cli.server import connected
@@ -101,7 +103,9 @@ def open_(
     if not isinstance(where, str) or not where.startswith("/"):
         raise MachineError(f"{workspace} did not say where {path or 'its directory'} is")
     argv = [found, "--remote", f"ssh-remote+{host}", where]
-    done = subprocess.run(argv, check=False)
+    # An editor has no use for the server's login, and its extensions could read it.
+    env = {name: value for name, value in os.environ.items() if name != LOGIN_VARIABLE}
+    done = subprocess.run(argv, env=env, check=False)
     if done.returncode:
         raise MachineError(f"`{command}` ended with status {done.returncode}")
     say(f"{name} opens {where} of {workspace}")

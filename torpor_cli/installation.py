@@ -57,11 +57,13 @@ def up(
     """
     with Waiting("loading torpor"):
         from deployments.installation import Installation
+        from deployments.server import see_that_none_is_connected
         from deployments.up import up as start
         from torpor_cli import logins
         from torpor_cli.server import connected
 
     installation = Installation.here()
+    see_that_none_is_connected(installation)
     start(installation, port, database, believe_records)
     with connected():  # before Prefect is imported, which makes a folder in the home
         _choose(installation, idle)
@@ -110,12 +112,12 @@ def down(
         yes: Do not ask, and do not look whether machines are rented.
     """
     from deployments.down import down as end
-    from deployments.down import own_server, runs
+    from deployments.down import runs, served
     from deployments.installation import Installation
 
     installation = Installation.here()
     if not yes and runs(installation):
-        _ask_to_leave_rented(own_server(installation))
+        _ask_to_leave_rented(served(installation))
     said = StringIO()
     try:
         with Waiting("ending workers, store and Prefect server"), redirect_stdout(said):
@@ -125,17 +127,26 @@ def down(
             say(words)
 
 
-def _ask_to_leave_rented(own: str | None) -> None:
-    """Ask before rented machines lose those who look after them. ``own``: the installation's server
-    where it runs. InvalidInput if nobody can answer, RunCancelled after a no."""
-    from torpor.control.own_server import API_URL
+def _ask_to_leave_rented(served: str | None) -> None:
+    """Ask before rented machines lose those who look after them. ``served``: the server of what is
+    about to end, where that is known. InvalidInput if nobody can answer, RunCancelled after a
+    no."""
+    from torpor.control.own_server import API_URL, LOGIN_VARIABLE, choose_server, own_server
     from torpor_cli.output import print_rows
     from torpor_cli.question import agrees
     from torpor_cli.server import connected
 
-    if own:
-        os.environ[API_URL] = own  # whatever else this shell means: this one is about to end
     try:
+        if (own := own_server()) and own.api_url == served:  # whatever else this shell means
+            os.environ[API_URL], os.environ[LOGIN_VARIABLE] = own
+        elif choice := choose_server():
+            taken = choice.taken
+            # The login that is known here is the other server's, and goes to no other one.
+            if taken.api_url != served if served else taken.source == "connection":
+                raise InvalidInput(  # noqa: TRY301 - as any other reason
+                    f"the workers of this host serve {served or 'a server that is not known'}, and "
+                    f"{taken.api_url} ({taken.named_by}), which commands use, knows nothing of them"
+                )
         with connected():
             from tasks.rented import rented_now
 

@@ -1,4 +1,5 @@
-"""The key files of this host: ``keys/NAME`` in torpor's folder, for the Object Store block NAME.
+"""The key files of this host: ``keys/NAME`` in torpor's folder, for the Object Store block NAME of
+its own Prefect server, and ``keys/HOST:PORT/NAME`` for a block of another server.
 
 Nothing in them is ever overwritten: another key that was in a file is kept beside it.
 """
@@ -11,21 +12,31 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
 
 from deployments.installation import write_whole
-from torpor.control.own_server import state_folder
+from torpor.control.own_server import USUAL_PORTS, choose_server, state_folder
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.user_keys import UserKey
 
+KEYS: Final = "keys"
+"""Their folder in torpor's own."""
+
 
 def key_file(name: str) -> Path:
-    """The file of this block's key."""
-    return state_folder() / "keys" / name
+    """The file of this block's key. Each server has its own folder, as stores of the same name
+    differ."""
+    keys, choice = state_folder() / KEYS, choose_server()
+    if choice is None or choice.taken.source == "installation":
+        return keys / name
+    parts = urlsplit(choice.taken.api_url)
+    return keys / f"{parts.hostname}:{parts.port or USUAL_PORTS[parts.scheme]}" / name
 
 
 def kept_keys(name: str) -> Iterator[tuple[Path, UserKey]]:
-    """The keys in the files of this host, the one of this block first. InvalidInput where that one
-    is no key."""
+    """The keys in the files of this server, the one of this block first. InvalidInput where the
+    block's file holds no key."""
     own = key_file(name)
     with suppress(FileNotFoundError):
         yield own, UserKey.of(own.read_text())

@@ -96,8 +96,15 @@ def _noted(file: Path) -> dict[str, Any] | None:
 def _server() -> str | None:
     """The Prefect server that is meant here: a workspace of another one may have the same name."""
     sys.path.append(str(Path(__file__).resolve().parent.parent))  # -S leaves torpor out
-    from torpor.control.own_server import choose_server
+    from torpor.control.own_server import (
+        CONNECTION_FILE,
+        choose_server,
+        connection,
+        state_folder,
+    )
 
+    if connection(needed=False) is None and (state_folder() / CONNECTION_FILE).exists():
+        return None  # it is damaged, as `torpor ssh --refresh` says
     choice = choose_server()
     return choice.taken.api_url if choice else None
 

@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
 from deployments.terminal import say
+from torpor.control.own_server import choose_server, is_this_host, state_folder
 from torpor.shared.errors import InvalidInput, NoOffer, RecordRefused, RunCancelled, WrongKey
 from torpor.shared.format.keys import KEY_BYTES
 from torpor.shared.plain_text import short
@@ -171,8 +173,8 @@ def _store(
     access_key: str,
 ) -> str:
     """The name of a new Object Store block, or of the one on this host. ``undo`` deletes what was
-    made, but for the key: another command may have stored something with it meanwhile, and the next
-    `init` of this name takes it again."""
+    made, but for the key: once the store has answered, another command may have stored something
+    with it, and the next `init` of this name takes it again."""
     from prefect_aws import AwsCredentials
     from pydantic import SecretStr
 
@@ -185,6 +187,7 @@ def _store(
         return "default"
     _check_free(ObjectStore, name)
     _check_free(AwsCredentials, name)
+    _check_key_file(name)
     bucket = _answered("Bucket, which must exist", "", bucket_name, bucket or None)
     if not endpoint and not region:
         endpoint, region = _place(kind)
@@ -271,6 +274,27 @@ def _check_store_key(objects: KeyObjects, store_key: bytes) -> None:
         raise WrongKey(
             f"{objects.store.address} has keys labelled {objects.labels()}, none of which was made "
             "with the store key in the key file: it is of another store. Nothing was changed"
+        )
+
+
+def _check_key_file(name: str) -> None:
+    """InvalidInput where nobody can say whether an earlier key of that name is this server's: a
+    host that is given by PREFECT_API_URL once kept each key in ``keys`` itself."""
+    from torpor_cli.key_files import KEYS, key_file
+
+    choice, file = choose_server(), key_file(name)
+    if choice is None or choice.taken.source == "installation":
+        return
+    # By `ssh -L`, an address of this host may be of several servers, one after the other.
+    host = urlsplit(choice.taken.api_url).hostname or ""
+    is_one = choice.taken.source != "connection" or not is_this_host(host)
+    keys = state_folder() / KEYS
+    earlier = [one for one in (file, keys / name, *keys.glob(f"*/{name}")) if one.exists()]
+    if earlier and not (is_one and earlier[0] == file):
+        raise InvalidInput(
+            f"{earlier[0]} is a key of a store {name}, perhaps one of another server than "
+            f"{choice.taken.api_url}. Choose another name, or move that file to another place: a "
+            "store that was made with this key needs it"
         )
 
 

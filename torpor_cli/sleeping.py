@@ -5,17 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from deployments.terminal import say
+from torpor.control.own_server import how_to_hibernate
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor_cli.asleep import check_unchanged, name_of
 from torpor_cli.question import agrees
 
 if TYPE_CHECKING:
     from blocks import Workspace
-
-SWITCH_ON: Final = "`torpor up --idle hibernate` switches that on"
 
 
 def sleep_after(workspace: str, after: timedelta | None, *, asks: bool) -> Callable[[], None]:
@@ -55,7 +54,8 @@ def say_where_it_stays_awake(name: str) -> None:
     """Warn where nothing hibernates an idle machine of the workspace of this block."""
     if why := _never(name):
         say(
-            f"torpor: warning: {why}: an idle machine of {name} stays and costs money. {SWITCH_ON}",
+            f"torpor: warning: {why}: an idle machine of {name} stays and costs money. "
+            f"{how_to_hibernate()} switches that on",
             sys.stderr,
         )
 
@@ -102,8 +102,9 @@ def _see_that_watch_acts(name: str, *, asks: bool) -> None:
         return
     if not asks:
         raise InvalidInput(
-            f"--sleep-after would do nothing, and nothing was rented: {why}. {SWITCH_ON}; without "
-            "--sleep-after the machine stays until you hibernate it"
+            f"--sleep-after would do nothing, and nothing was rented: {why}. "
+            f"{how_to_hibernate()} switches that on; without --sleep-after the machine stays until "
+            "you hibernate it"
         )
     say(f"--sleep-after does nothing by itself: {why}.", sys.stderr)
     if agrees(

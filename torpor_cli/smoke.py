@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from torpor.shared.errors import ProviderError
+from torpor.control.own_server import choose_server
+from torpor.shared.errors import InvalidInput, ProviderError
 from torpor_cli.flow_runs import Format
 from torpor_cli.output import print_report, print_rows, quiet
 from torpor_cli.server import connected
@@ -43,6 +44,13 @@ def smoke(
         yes: Do not ask.
     """
     chosen = options or Format()
+    choice = choose_server()
+    if choice is not None and choice.taken.source == "connection":
+        raise InvalidInput(
+            f"this host is connected to {choice.taken.api_url}: run `torpor smoke` on the host of "
+            "that server. What ends the rented machine if this command cannot is a second process, "
+            "or the next `torpor up`, and both need the provider's block and a host that stays on"
+        )
     with connected(), quiet(chosen.json):
         from deployments import smoke as trial
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
+from deployments.down import served
+from deployments.installation import Installation
 from tasks.rented import RentedNow
+from torpor.control.own_server import FOLDER_VARIABLE
 from torpor.control.rental.records import Rental
+from torpor.control.supervision import LOCK, Supervision
 from torpor.shared.errors import InvalidInput, RunCancelled, TorporError
 from torpor.shared.values import Label, MachineId, WorkspaceName
 from torpor_cli import installation
@@ -33,7 +39,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         "deployments.down.down", lambda installation, machines: times.append(machines)
     )
     monkeypatch.setattr("deployments.down.runs", lambda installation: True)
-    monkeypatch.setattr("deployments.down.own_server", lambda installation: None)
+    monkeypatch.setattr("deployments.down.served", lambda installation: None)
     monkeypatch.setattr("torpor_cli.server.connected", nullcontext)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     _rents(monkeypatch, lambda: RentedNow([RENTED], {}))
@@ -109,17 +115,74 @@ def test_it_asks_nothing_where_nothing_is_rented_or_nothing_runs(
     assert ended == [False, False]
 
 
-def test_it_asks_the_server_that_is_about_to_end_whatever_the_shell_means(
-    ended: list[bool], monkeypatch: pytest.MonkeyPatch
+def test_it_asks_where_the_server_of_its_workers_is_not_known_and_another_one_is_connected(
+    ended: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """The server elsewhere rents nothing, and would say so."""
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    elsewhere = {"api_url": "https://torpor.example.org/api", "login": "torpor:secret"}
+    (tmp_path / "connection").write_text(json.dumps(elsewhere))
+    _rents(monkeypatch, lambda: RentedNow([], {}))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    with pytest.raises(InvalidInput, match=r"Nobody can say.*https://torpor\.example\.org/api"):
+        installation.down()
+    assert ended == []
+
+
+def test_the_server_that_is_asked_is_the_one_of_its_workers_also_where_it_is_its_users(
+    tmp_path: Path,
+) -> None:
+    here = Installation(tmp_path)
+    assert served(here) is None
+    users = Supervision(os.getpid(), "http://prefect.team.example:4200/api", own=False)
+    with here.locked(LOCK):
+        users.write(tmp_path)
+        assert served(here) == users.api_url
+
+
+@pytest.mark.rule(9)
+def test_the_login_of_the_shells_server_goes_to_no_server_of_the_workers(
+    ended: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`torpor up` served the user's team, and this shell names another server with its login."""
+    served = "http://team.example.org:4200/api"
     asked: list[str] = []
-    monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere/api")
-    monkeypatch.setattr("deployments.down.own_server", lambda installation: "http://own/api")
 
     def now() -> RentedNow:
         asked.append(os.environ["PREFECT_API_URL"])
         return RentedNow([], {})
 
     _rents(monkeypatch, now)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setattr("deployments.down.served", lambda installation: served)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    monkeypatch.setenv("PREFECT_API_URL", "https://other.example.org/api")
+    with pytest.raises(InvalidInput, match=f"serve {served}, and https://other.example.org/api"):
+        installation.down()
+    assert (ended, asked) == ([], [])
+    monkeypatch.setenv("PREFECT_API_URL", served)
     installation.down()
-    assert (asked, ended) == (["http://own/api"], [False])
+    assert (ended, asked) == ([False], [served])
+
+
+def test_it_asks_the_server_that_is_about_to_end_whatever_the_shell_means(
+    ended: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere/api")
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "me:hunter2")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    (tmp_path / "login").write_text("torpor:own\n")
+    (tmp_path / "server.port").write_text("4321\n")
+    own = "http://127.0.0.1:4321/api"
+    monkeypatch.setattr("deployments.down.served", lambda installation: own)
+
+    def now() -> RentedNow:
+        asked.append((os.environ["PREFECT_API_URL"], os.environ["PREFECT_API_AUTH_STRING"]))
+        return RentedNow([], {})
+
+    _rents(monkeypatch, now)
+    installation.down()
+    assert (asked, ended) == ([(own, "torpor:own")], [False])

@@ -115,6 +115,13 @@ def test_a_workspace_of_another_prefect_server_is_looked_for(
     assert desk.looks_anew()
 
 
+def test_where_the_server_of_torpor_connect_cannot_be_read_it_is_looked_for(desk: Desk) -> None:
+    desk.rent(1, desk.endpoint)
+    logins.refresh(NAME)
+    (desk.hosts.parents[1] / "connection").write_text("{")
+    assert desk.looks_anew()
+
+
 def test_an_address_where_nothing_answers_is_looked_for_again(desk: Desk) -> None:
     desk.rent(1, msgspec.structs.replace(desk.endpoint, port=free_ports(1)[0]))
     logins.refresh(NAME)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -15,9 +16,11 @@ from prefect_aws import AwsCredentials
 import blocks
 from blocks import ObjectStore, Workspace
 from blocks.reference import saved_names
+from deployments.installation import secret_file
+from deployments.server import Server
 from tests.fixtures.world import World
-from torpor.control.own_server import state_folder
-from torpor.shared.errors import InvalidInput, ProviderDenied, RunCancelled
+from torpor.control.own_server import FOLDER_VARIABLE, state_folder
+from torpor.shared.errors import InvalidInput, ProviderDenied, RunCancelled, TorporError
 from torpor_cli import setup
 
 NAME = "first-evening"
@@ -38,6 +41,8 @@ def _forget() -> None:
             kind.delete(NAME)
     with suppress(ValueError):
         blocks.VastProvider.delete("default")
+    for key in _keys():
+        key.unlink()
 
 
 def _left() -> list[str]:
@@ -78,8 +83,6 @@ def test_a_refused_key_of_a_market_leaves_no_block_of_the_store(
 def test_a_refused_store_and_an_interrupt_leave_no_block(
     nothing: None, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torpor.shared.errors import TorporError
-
     with pytest.raises(TorporError):
         setup.init(NAME, market="local", **_of(world))  # the secret is wrong
     assert _left() == []
@@ -95,18 +98,63 @@ def test_the_key_of_a_refused_store_stays_for_whoever_has_stored_with_it(
     nothing: None, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another terminal may have made a workspace of that store meanwhile, and hibernated it."""
-    key = state_folder() / "keys" / NAME
     monkeypatch.setenv(setup.STORE_VARIABLE, world.access.secret_key)
     with monkeypatch.context() as patch:
         patch.setattr("torpor_cli.setup.try_market", partial(_raise, KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             setup.init(NAME, market="local", **_of(world))
+    (key,) = _keys()
     made = key.read_text()
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
         patch.setattr("torpor_cli.setup.try_market", partial(_raise, KeyboardInterrupt))
         setup.init(NAME, market="local", **_of(world))
     assert key.read_text() == made
-    key.unlink()
+
+
+@pytest.mark.rule(9)
+def test_a_server_elsewhere_never_gets_a_key_that_this_host_has_for_another_one(
+    nothing: None,
+    prefect_server: Server,
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its users could read what this host's own store, or another server's, has under the name. Nor
+    is another key made beside it: earlier versions kept the keys of each server there."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    own = secret_file(tmp_path / "keys" / NAME, _new_key)
+    answers: dict[str, Any] = {"provider": _local(world), "max_price": 0.0, **_of(world)}
+    monkeypatch.setattr("torpor_cli.setup.answer", partial(_raise, AssertionError))
+    with pytest.raises(InvalidInput, match=f"{tmp_path / 'keys' / NAME} is a key"):
+        setup.init(NAME, **{**answers, "bucket": ""})  # before anything is asked
+    assert _left() == []
+    (tmp_path / "keys" / NAME).rename(tmp_path / "moved")
+    with pytest.raises(TorporError):
+        setup.init(NAME, **answers)  # the secret is wrong
+    assert _keys() == []  # else no other try of that name would do
+    monkeypatch.setenv(setup.STORE_VARIABLE, world.access.secret_key)
+    setup.init(NAME, **answers)
+    sealed = ObjectStore.load(NAME).encryption_key
+    assert sealed is not None and sealed.get_secret_value() != own
+    (file,) = (tmp_path / "keys").glob(f"*/{NAME}")
+    assert file.read_text().strip() == sealed.get_secret_value()
+    for kind in (Workspace, ObjectStore, AwsCredentials):
+        kind.delete(NAME)
+    # With `ssh -L`, another server may have the same address of this host now.
+    kept = {"api_url": prefect_server.api_url, "login": prefect_server.login}
+    (tmp_path / "connection").write_text(json.dumps(kept))
+    monkeypatch.setattr(setup, "connected", nullcontext)  # it is already
+    with pytest.raises(InvalidInput, match=f"{file} is a key"):
+        setup.init(NAME, **answers)
+    assert _left() == []
+
+
+def _keys() -> list[Path]:
+    return [*(state_folder() / "keys").rglob(NAME)]
+
+
+def _new_key() -> str:
+    return ObjectStore.new_encryption_key().get_secret_value()
 
 
 def test_nothing_stays_where_the_answer_to_a_save_of_a_block_cannot_be_read(

@@ -24,7 +24,6 @@ from tasks.workspace import OpenWorkspace
 from tests.fixtures.faulty_stores import Killed
 from tests.fixtures.manifests import honest
 from tests.fixtures.world import World
-from torpor.control.own_server import state_folder
 from torpor.control.store.key_objects import KeyObjects
 from torpor.control.store.manifests import open_manifest, snapshot_ids
 from torpor.control.store.s3 import S3Settings, S3Store
@@ -37,6 +36,7 @@ from torpor.shared.format.names import manifest_key
 from torpor.shared.format.user_keys import UserKey
 from torpor.shared.values import SnapshotId, WorkspaceName, object_key
 from torpor_cli import setup, store_keys
+from torpor_cli.key_files import key_file
 
 NAME = "with-keys"
 WORKSPACE = WorkspaceName(NAME)
@@ -77,7 +77,7 @@ def _forget() -> None:
         for name in (NAME, SECOND, DAMAGED):
             with suppress(ValueError):
                 kind.delete(name)
-    for file in (state_folder() / "keys").glob("*"):
+    for file in key_file(NAME).parent.glob("*"):
         file.unlink()
 
 
@@ -161,7 +161,7 @@ def test_a_rotation_stores_nothing_again_and_takes_the_old_key_away(
     with pytest.raises(WrongKey, match='keys labelled "first key"'):
         _block().key_objects().open(old)
     assert _second(old).key() == store_key  # a process that has opened the store goes on
-    file = state_folder() / "keys" / NAME
+    file = key_file(NAME)
     assert UserKey.of(file.read_text()) == new
     assert UserKey.of(file.with_name(f"{NAME}.before").read_text()) == old
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -232,7 +232,7 @@ def test_the_sheet_alone_brings_the_store_back_on_another_host(
     assert typed and command
     _block().key_objects().store.delete([object_key(f"keys/{_key().id}")])
     _forget()
-    (state_folder() / "keys" / NAME).write_text(typed[1])
+    key_file(NAME).write_text(typed[1])
     words = shlex.split(command[1])[2:]
     named = dict(zip(words[1::2], words[2::2], strict=True))
     setup.init(
@@ -257,7 +257,7 @@ def test_init_makes_no_second_store_key_where_a_store_is(made: World) -> None:
     with pytest.raises(InvalidInput, match=r'has keys labelled "first key".*--store'):
         _init(made)
     objects.store.delete([object_key(f"keys/{key.id}")])  # as in a copy of the bucket without keys/
-    (state_folder() / "keys" / NAME).write_text(key.text)
+    key_file(NAME).write_text(key.text)
     with pytest.raises(InvalidInput, match=r"has snapshots .*recovery sheet"):
         _init(made)
     assert objects.ids() == []
@@ -271,7 +271,7 @@ def test_init_uses_no_key_in_two_places_and_overwrites_none(made: World) -> None
     AwsCredentials.delete(NAME)
     _init(made, prefix="other")
     assert _key() != first and _block().key() != kept.key()
-    files = {file.name: file.read_text() for file in (state_folder() / "keys").iterdir()}
+    files = {file.name: file.read_text() for file in key_file(NAME).parent.iterdir()}
     assert UserKey.of(files[f"{NAME}.before"]) == first and UserKey.of(files[NAME]) == _key()
 
 
@@ -290,7 +290,7 @@ def test_init_takes_no_store_key_of_another_store(made: World, snapshots: bool) 
         store = _block().open()
         store.delete([found.key for found in store.list("workspaces/")])
     _forget()
-    (state_folder() / "keys" / NAME).write_text(bytes(32).hex())
+    key_file(NAME).write_text(bytes(32).hex())
     with pytest.raises(WrongKey, match="another"):
         _init(made)
 
@@ -359,13 +359,13 @@ def test_a_rotation_leaves_blocks_of_other_stores_and_their_key_files(made: Worl
     elsewhere.prefix = "elsewhere"
     elsewhere.save(SECOND, overwrite=True)
     elsewhere.key_objects().add(old, bytes(32), "theirs", 1)
-    file = state_folder() / "keys" / SECOND
+    file = key_file(SECOND)
     file.write_text(old.text)
-    (state_folder() / "keys" / f"{NAME}.before").write_text("the last copy of another key")
+    key_file(f"{NAME}.before").write_text("the last copy of another key")
     store_keys.rotate(NAME, yes=True)
     assert _key(SECOND) == old and _block(SECOND).key() == bytes(32)
     assert file.read_text() == old.text
-    kept = {one.read_text().strip() for one in (state_folder() / "keys").iterdir()}
+    kept = {one.read_text().strip() for one in key_file(NAME).parent.iterdir()}
     assert {"the last copy of another key", old.text, _key().text} <= kept
 
 
@@ -380,7 +380,7 @@ def test_a_killed_rotation_leaves_the_new_key_in_its_file_too(
     monkeypatch.setattr(KeyObjects, "remove", killed)
     with pytest.raises(Killed):
         store_keys.rotate(NAME, yes=True)
-    assert UserKey.of((state_folder() / "keys" / NAME).read_text()) == _key()
+    assert UserKey.of(key_file(NAME).read_text()) == _key()
 
 
 @pytest.mark.rule("H17")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from deployments import boot, supervisor, unit
-from deployments.installation import Installation
+from deployments.installation import CHECKOUT, Installation
 from deployments.parent import described as record
 from deployments.server import Server
 from deployments.supervisor import Supervisor
 from torpor.control.own_server import FOLDER_VARIABLE
+from torpor.control.supervision import LOCK
 
 
 @pytest.mark.parametrize("root", [True, False], ids=["system", "user"])
@@ -100,6 +102,26 @@ def test_a_unit_that_cannot_be_written_is_named(
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     assert boot.main() == 1
     assert f"{tmp_path}/home/units/torpor.service cannot be written" in capsys.readouterr().err
+
+
+def test_the_page_of_a_vps_ends_with_torpor_running_under_systemd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page names each command that `torpor boot` prints, in its order."""
+    monkeypatch.setattr(unit, "unit_folder", lambda _: tmp_path / "units")
+    monkeypatch.setattr(unit, "RUNS_SYSTEMD", tmp_path)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    with Installation(tmp_path).locked(LOCK):  # it is up, by hand
+        assert boot.main() == 0
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()[1:]]
+    commands = [line.partition("   #")[0] for line in printed]
+    assert commands[0] == "torpor down" and len(commands) == 3
+    page = (CHECKOUT / "docs" / "guide" / "where-it-runs.md").read_text()
+    (block,) = re.findall(r"```\n(uv tool install .*?)```", page, re.DOTALL)
+    lines = [line.partition("   #")[0].strip() for line in block.splitlines()]
+    assert lines[lines.index("torpor boot") + 1 :] == [*commands, "torpor status"]
 
 
 def test_without_systemd_cron_is_named(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from blocks import Budget
-from deployments import cluster
+from deployments import cluster, idle, schedules
 from deployments.cluster import Team, main, read_teams, set_budget
 from deployments.server import Server
+from torpor.control.own_server import FOLDER_VARIABLE
 from torpor.shared.errors import InvalidInput
 
 
@@ -38,6 +42,48 @@ def test_it_may_be_repeated_and_names_each_step_once(
     monkeypatch.setattr(cluster, "set_budget", done.append)
     assert main([str(file)]) == 0
     assert done == [*steps, Team("a", 1200.0)]
+
+
+class _Server:
+    """The two deployments that have schedules, as Prefect's client reads and changes them."""
+
+    def __init__(self) -> None:
+        kinds = ("watch/watch", "backup/backup-all")
+        self.has = {
+            name: SimpleNamespace(id=name, parameters={}, paused=False, schedules=[])
+            for name in kinds
+        }
+
+    def update_deployment(self, name: str, changes: Any) -> None:
+        self.has[name].parameters = changes.parameters
+
+    def create_deployment_schedules(self, name: str, schedules: list[Any]) -> None:
+        self.has[name].schedules += schedules
+
+    def is_on(self, name: str) -> list[bool]:
+        return [one.active for one in self.has[name].schedules]
+
+
+def test_watch_begins_as_the_values_say_and_stays_as_somebody_has_switched_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nothing looks after machines, ends what a budget ends, or continues a job."""
+    file, server = tmp_path / "values.yaml", _Server()
+    file.write_text("teams: []\n")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "state"))
+    for step in ("register_types", "make_stacks", "make_pools", "deploy"):
+        monkeypatch.setattr(cluster, step, lambda *_: None)
+    for module in (cluster, idle, schedules):
+        monkeypatch.setattr(module, "get_client", lambda sync_client: nullcontext(server))
+        monkeypatch.setattr(module, "read_own", lambda client, name: server.has[name])
+    assert main([str(file), "--idle=report", "--nightly=off"]) == 0
+    assert (server.is_on("watch/watch"), server.is_on("backup/backup-all")) == ([True], [False])
+    watch = server.has["watch/watch"]
+    assert watch.parameters["only_report"] is True
+    watch.schedules[0].active, watch.parameters = False, {"only_report": False}
+    assert main([str(file), "--idle=report", "--nightly=on"]) == 0
+    assert (server.is_on("watch/watch"), server.is_on("backup/backup-all")) == ([False], [False])
+    assert watch.parameters["only_report"] is False
 
 
 @pytest.mark.parametrize(

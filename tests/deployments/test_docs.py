@@ -18,9 +18,9 @@ from prefect.utilities.callables import parameter_schema
 
 import flows
 from deployments.installation import Installation
-from deployments.server import LOGIN_VARIABLE
 from tests.deployments.test_every_deployment import STAGES
 from tests.rules import RULES, described, marked, rules
+from torpor.control.own_server import LOGIN_VARIABLE
 from torpor_cli.app import app
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
@@ -101,6 +101,13 @@ def test_the_messages_that_troubleshooting_explains_are_those_of_the_code() -> N
     long = [piece for piece in pieces if len(piece) > 12]
     assert len(messages) > 12 and len(long) > 20
     assert [piece for piece in long if piece not in code] == []
+
+
+def test_the_guide_lists_the_kinds_of_alerts_that_the_code_sends() -> None:
+    code = "".join(_text(path) for path in (PROJECT / "torpor" / "control" / "alerts").glob("*.py"))
+    page = (PROJECT / "docs" / "guide" / "unattended.md").read_text()
+    table = page.partition("| about | kinds |")[2].partition("\n\n")[0]
+    assert {*re.findall(r'kind="([a-z ]+)"', code)} == {*re.findall(r"`([a-z ]+)`", table)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)

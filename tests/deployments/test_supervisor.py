@@ -21,7 +21,7 @@ import pytest
 from msgspec import structs
 
 from deployments import installation, parent, server, supervisor, unit, worker
-from deployments.down import down, own_server, runs
+from deployments.down import down, runs, served
 from deployments.installation import CHECKOUT, Installation, code_digest
 from deployments.processes import LOG_BYTES, begin, printed_since, running, trim
 from deployments.server import Server, server_of
@@ -450,7 +450,7 @@ def test_what_an_earlier_version_has_started_is_named_by_up_and_ended_by_down_th
                 parent.see_that_nothing_else_runs(made, OWN)
             # `torpor down` asks this one which machines are rented.
             made.port_file.write_text("9\n")
-            assert (runs(made), own_server(made)) == (True, OWN.api_url)
+            assert (runs(made), served(made)) == (True, OWN.api_url)
             down(made)
             assert run.wait(PATIENCE_S) == 0 and seen.read_text() == "True"
             assert serving.wait(PATIENCE_S) == -signal.SIGTERM

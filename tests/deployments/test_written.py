@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deployments import register, written
-from deployments.installation import Installation
+from deployments.installation import Installation, code_version
 from deployments.server import Server
 from deployments.written import Written
 from tests.fixtures.prefect_api import ask
@@ -84,6 +84,7 @@ def clone(prefect_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_is_there_as_it_was_written_is_not_written_again(clone: Clone) -> None:
     assert clone.written().deployments.keys() == {clone.name}
     before = clone.ask("GET", clone.url)["updated"]
+    assert clone.ask("GET", clone.url)["version"] == code_version()
     assert not clone.loads_on_registering()
     assert clone.ask("GET", clone.url)["updated"] == before
 
