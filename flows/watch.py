@@ -40,6 +40,7 @@ from tasks.flow import flow
 from tasks.overview import look_once_more, with_closed
 from tasks.run_table import shown
 from tasks.runner import StepFuture, runner
+from tasks.trouble import trouble
 from tasks.watch import (
     AllMachines,
     MachineLook,
@@ -54,7 +55,7 @@ from tasks.watch import (
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_all
 from torpor.control.front_page import front_page
-from torpor.control.metrics import write_metrics
+from torpor.control.metrics import Fleet, write_metrics
 from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.overview import Overviews
 from torpor.control.reconciliation import Finding
@@ -162,8 +163,7 @@ def watch(
         runner().front_page(page)
     if metrics:
         hear_of = people_hear_of(alarms, delivered, report.at_unix)
-        fleet = look_at_fleet(asked.blocks, look.costs, metrics)
-        write_metrics(report, hear_of, fleet, metrics)
+        write_metrics(report, hear_of, _fleet(asked, look, metrics), metrics)
     if faults:
         worst = next((f for f in faults if not isinstance(f, NotDelivered)), faults[-1])
         raise shown(report, worst)
@@ -324,6 +324,16 @@ def _report(look: _Look, watched: list[Watched], jobs: list[WatchedJob]) -> Watc
         left=look.left,
         missed=look.missed,
     )
+
+
+def _fleet(asked: _Opened, look: _Look, metrics: str) -> Fleet:
+    """What metrics show beside this look. The look is done: its faults and its table do not depend
+    on it."""
+    try:
+        return look_at_fleet(asked.blocks, asked.closed, look.costs, metrics)
+    except Exception as error:  # noqa: BLE001 - the other metrics are written all the same
+        runner().log.warning("metrics lack costs, queues and transfers: %s", trouble(error))
+        return Fleet()
 
 
 def _handed_over(

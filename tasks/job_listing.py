@@ -114,6 +114,7 @@ def queued_jobs(queue: str = "", begun_s: float = 0.0) -> list[QueuedJob]:
             run=one.id,
             since_unix=one.created_unix,
             command=_argv(one.parameters.get("command") or []),
+            due_unix=one.due_unix,
         )
         for one in runner().job_runs(*states, queue=queue)
         if one.state != "running" or one.state_unix > since_unix

@@ -242,6 +242,7 @@ class PrefectRunner:
 
 def _job_run(run: FlowRun, state: State[Any], blocks: BlockNames) -> JobRun:
     changed_unix = state.timestamp.timestamp()
+    due = run.next_scheduled_start_time or run.expected_start_time
     return JobRun(
         str(run.id),
         run.work_queue_name or "",
@@ -249,6 +250,7 @@ def _job_run(run: FlowRun, state: State[Any], blocks: BlockNames) -> JobRun:
         changed_unix,
         run.created.timestamp() if run.created else changed_unix,
         {name: blocks.in_place(value) for name, value in run.parameters.items()},
+        due.timestamp() if due else 0.0,
     )
 
 

@@ -29,3 +29,4 @@ class JobRun(NamedTuple):
     state_unix: float  # since when it is so
     created_unix: float
     parameters: dict[str, Any]  # a block is given by its name
+    due_unix: float = 0.0  # when it may begin; 0: when it was created

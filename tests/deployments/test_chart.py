@@ -412,7 +412,20 @@ def test_nodes_come_for_the_queues_and_go_when_they_are_idle(helm: Helm) -> None
             "consolidateAfter": "1h30m",
             "budgets": [{"nodes": "2"}],
         }
-    assert len(_pools(helm, "minimal", f"{on[:-1]}, spotGpus: 0}}")) == 1
+    spot, _ = _pools(helm, "minimal", f"{on[:-1]}, spotGpus: 0}}")
+    assert spot["limits"] == {"nvidia.com/gpu": "0"}  # without it the pool of before would stay
+
+
+def test_an_upgrade_that_reuses_older_values_gets_the_new_keys(helm: Helm) -> None:
+    older = (
+        "{consolidate: null, atOnce: null, enabled: true, cluster: ml, role: r, image: al2023@v1}"
+    )
+    for pool in _pools(helm, "team", f"{{nodes: {older}, queues: {{order: null}}}}"):
+        assert pool["disruption"]["consolidationPolicy"] == "WhenEmptyOrUnderutilized"
+        assert pool["disruption"]["budgets"] == [{"nodes": "10%"}]
+    objects = helm.objects("team", "queues: {order: null}")
+    queues = [one["spec"] for one in objects if one["kind"] == "ClusterQueue"]
+    assert {queue["queueingStrategy"] for queue in queues} == {"BestEffortFIFO"}
 
 
 @pytest.mark.parametrize("limit", ["spotGpus: 15", "onDemandGpus: 7"])

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from threading import Event
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +22,7 @@ from prometheus_client.samples import Sample
 from deployments.installation import CHECKOUT
 from flows import backup, watch
 from tasks import fleet
+from tasks.fleet import look_at_fleet
 from tasks.plain_runner import PlainRunner
 from tasks.runs import JobRun, RunState
 from tasks.workspace import OpenWorkspace
@@ -30,6 +32,7 @@ from tests.fixtures.plain_flows import run_plainly
 from tests.fixtures.rentals import handed_over, standing
 from tests.fixtures.waiting import PATIENCE_S
 from torpor.control.jobs.records import Job, new_job_id
+from torpor.control.overview import Overviews
 from torpor.machine.sampler.gpu_table import write_gpu_table
 from torpor.machine.sampler.ring import boot_clock_s, boot_id
 from torpor.machine.supervisor.marker import MARKER
@@ -39,19 +42,33 @@ from torpor.shared.wire.activity import UNKNOWN, GpuFigures, GpuTable
 
 MONITORING: Final = CHECKOUT / "deployments" / "monitoring"
 OTHER: Final = WorkspaceName("other")
+COSTS: Final = (
+    "torpor_cost_dollars_per_hour",
+    "torpor_cost_day_dollars",
+    "torpor_cost_month_dollars",
+)
 
 
 class Queued(PlainRunner):
-    """Two runs of jobs wait in the queue `high`; or the server does not say."""
+    """Two runs of jobs wait in the queue `high`, one of them since its retry was due, and another
+    one begins in an hour; or the server does not say."""
 
     fault: Exception | None = None
+    closed = ""
+    """A workspace whose block cannot be opened."""
+
+    def workspaces(self) -> list[str]:
+        return [*super().workspaces(), *filter(None, [self.closed])]
 
     def job_runs(self, *states: RunState, queue: str = "", ended_unix: float = 0.0) -> list[JobRun]:
         if self.fault is not None:
             raise self.fault
         if "waiting" not in states or queue:
             return []
-        return [JobRun(f"run {n}", "high", "waiting", 0.0, 1000.0 + n, {}) for n in range(2)]
+        due = (0.0, 2000.0, time.time() + 3600)
+        return [
+            JobRun(f"run {n}", "high", "waiting", 0.0, 1500.0 - n, {}, due[n]) for n in range(3)
+        ]
 
 
 def _watch(
@@ -61,6 +78,10 @@ def _watch(
     with Queued(*opened, wait_factor=0.001) as runs:
         runs.fault = fault
         watch.fn(metrics=str(file))
+    return _read(file)
+
+
+def _read(file: Path) -> dict[str, list[Sample]]:
     return {
         family.name: family.samples for family in text_string_to_metric_families(file.read_text())
     }
@@ -141,7 +162,7 @@ def test_what_machines_records_and_queues_say(lab: Lab, tmp_path: Path) -> None:
         **dict.fromkeys(("critical", "normal", "low"), 0),
         "high": 2,
     }
-    assert _values(found, "torpor_queue_oldest_timestamp_seconds", "queue") == {"high": 1000}
+    assert _values(found, "torpor_queue_oldest_timestamp_seconds", "queue") == {"high": 1500}
     assert _values(found, "torpor_open_jobs", "workspace", "state") == {("other", "waiting"): 1}
     assert _values(found, "torpor_wake_fetched_bytes", "workspace") == {"demo": 1e9}
     assert _values(found, "torpor_snapshot_stored_bytes", "workspace")["demo"] > 0
@@ -155,49 +176,125 @@ def test_what_cannot_be_read_is_absent(
     opened = lab.limited(5.0)
     _, rental = handed_over(opened)
     opened.rentals.change(rental, price_usd_h=0.0, project="research")
-    file = tmp_path / "torpor.prom"
-    found = _watch(opened, file=file, fault=StoreUnavailable("the server is away"))
-    on_demand = ("research", "on-demand")
-    for name in ("torpor_cost_dollars_per_hour", "torpor_cost_month_dollars"):
-        assert on_demand not in _values(found, name, "project", "capacity")
-    assert _values(found, "torpor_cost_unknown", "workspace") == {"demo": 1}
+    other = lab.named(OTHER).opened
+    found = _watch(opened, other, file=tmp_path / "torpor.prom", fault=StoreUnavailable("away"))
+    for name in COSTS:  # no 0 of another capacity type either: it would look like the whole
+        assert {one.labels["workspace"] for one in found[name]} == {OTHER}, name
+    assert _values(found, "torpor_cost_unknown", "workspace", "period") == {
+        ("demo", period): 1 for period in ("hour", "day", "month")
+    }
+    assert _values(found, "torpor_budget_unknown", "budget") == {"lab": 1}
+    assert _values(found, "torpor_budget_dollars", "budget") == {"lab": 5}
     for name in ("torpor_queue_jobs", "torpor_budget_spent_dollars", "DCGM_FI_DEV_GPU_UTIL"):
         assert found[name] == [], name
 
     listed = lab.store.list
 
     def away(prefix: str, *args: Any, **named: Any) -> Any:
-        if "/drill--" in prefix:  # only the costs are read from there
+        if "/drill--demo" in prefix:  # only the costs are read from there
             raise StoreUnavailable("the store is away")
         return listed(ObjectKey(prefix), *args, **named)
 
     monkeypatch.setattr(lab.store, "list", away)
-    found = _watch(opened, file=tmp_path / "other.prom")
-    assert found["torpor_cost_month_dollars"] == []
-    assert _values(found, "torpor_cost_unknown", "workspace") == {"demo": 1}
+    found = _watch(opened, other, file=tmp_path / "other.prom")
+    assert {one.labels["workspace"] for one in found["torpor_rented_gpus"]} == {OTHER}
+    assert _values(found, "torpor_cost_unknown", "workspace", "period")["demo", "month"] == 1
+    assert _values(found, "torpor_budget_unknown", "budget") == {"lab": 1}
     assert len(found["torpor_watch_timestamp_seconds"]) == 1
 
 
-def test_records_are_read_again_when_other_machines_are_rented_or_some_time_has_passed(
+@pytest.mark.rule(3)
+def test_a_workspace_whose_block_cannot_be_opened_has_an_unknown_cost(
+    lab: Lab, tmp_path: Path
+) -> None:
+    opened, file = lab.limited(5.0, workspaces=(), project="research"), tmp_path / "torpor.prom"
+    with Queued(opened, wait_factor=0.001) as runs:
+        runs.closed = "lost"
+        watch.fn(metrics=str(file))
+    found = _read(file)
+    assert _values(found, "torpor_cost_unknown", "workspace", "period")["lost", "month"] == 1
+    assert _values(found, "torpor_cost_month_dollars", "capacity") == {"on-demand": 0, "spot": 0}
+    assert _values(found, "torpor_budget_unknown", "budget") == {"lab": 1}  # it may count it
+
+
+def _count_requests(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of the store from now on."""
+    asked: list[str] = []
+
+    def counted(name: str) -> None:
+        method = getattr(lab.store, name)
+
+        def ask(*args: Any, **named: Any) -> Any:
+            asked.append(f"{name} {args[0]}")
+            return method(*args, **named)
+
+        monkeypatch.setattr(lab.store, name, ask)
+
+    for name in ("list", "head", "get", "put", "delete"):
+        counted(name)
+    return asked
+
+
+def test_costs_are_read_once_in_a_while_whatever_is_rented_and_however_many_budgets_there_are(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened, file = lab.opened, tmp_path / "torpor.prom"
-    reads: list[object] = []
-    read = fleet.read
-    monkeypatch.setattr(fleet, "read", lambda *given: reads.append(given) or read(*given))
+    opened, file = lab.limited(5.0, workspaces=(), project="research"), tmp_path / "torpor.prom"
+    (budget,) = opened.budgets()
+    asked = _count_requests(lab, monkeypatch)
+
+    def requests(budgets: int, file: Path | None) -> int:
+        """Of a look, with so many budgets of the project."""
+        asked.clear()
+        with Queued(replace(opened, budgets=lambda: [budget] * budgets), wait_factor=0.001):
+            watch.fn(metrics=str(file or ""))
+        return len(asked)
 
     def hourly() -> float:
-        found = _watch(opened, file=file)
+        found = _read(file)
         return sum(_values(found, "torpor_cost_dollars_per_hour", "project", "capacity").values())
 
-    assert [hourly(), hourly()] == [0.0, 0.0]
-    assert len(reads) == 1
+    assert requests(1, file) == requests(1, None) + 10  # two listings for each of its names
     handed_over(opened)
-    assert [hourly(), hourly()] == [4.0, 4.0]
-    assert len(reads) == 2
+    first = _values(_read(file), "torpor_cost_timestamp_seconds")
+    requests(1, None)  # notes that it sees the new machine
+    assert requests(1, file) == requests(1, None)
+    assert (hourly(), _values(_read(file), "torpor_cost_timestamp_seconds")) == (0.0, first)
     monkeypatch.setattr(fleet, "KEPT_S", 0.0)
+    reading = requests(0, file) - requests(0, None)
+    assert requests(5, file) - requests(5, None) == reading > 10
     assert hourly() == 4.0
-    assert len(reads) == 3
+
+
+def test_a_store_that_does_not_answer_ends_the_reading_of_costs_alone(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, listed = Event(), lab.store.list
+    answered: list[bool] = []
+
+    def hang(prefix: str) -> Any:
+        answered.append(over.wait(PATIENCE_S))
+        return listed(prefix)
+
+    monkeypatch.setattr(lab.store, "list", hang)
+    monkeypatch.setattr(fleet, "MOST_S", 0.0)
+    with Queued(lab.opened):
+        seen = look_at_fleet({"demo": lab.opened}, [], Overviews([]), str(tmp_path / "m.prom"))
+    assert answered == []  # the look did not wait
+    over.set()
+    assert (seen.money.costs, seen.money.unknown) == ([], ["demo"])
+    assert len(seen.queued or []) == 3
+
+
+def test_a_look_whose_costs_cannot_be_known_at_all_is_a_look_all_the_same(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no folder at all")
+
+    monkeypatch.setattr(fleet, "state_folder", broken)
+    found = _watch(lab.opened, file=tmp_path / "torpor.prom")
+    assert len(found["torpor_watch_timestamp_seconds"]) == 1
+    assert found["torpor_cost_dollars_per_hour"] == []
 
 
 @pytest.mark.rule(3)
@@ -223,7 +320,8 @@ def test_each_panel_and_rule_finds_its_metrics(lab: Lab, tmp_path: Path) -> None
     """Prometheus itself evaluates the queries of the panels, over a file that `watch` has
     written."""
     prom = tmp_path / "torpor.prom"
-    found = _watch(*_installation(lab), file=prom)
+    opened = _installation(lab)
+    found = _watch(*opened, file=prom)
     _, said = _promtool("check", "metrics", given=prom.read_text())
     assert all("'camelCase'" in line for line in said.splitlines()), said  # DCGM's modelName
     written = [sample for samples in found.values() for sample in samples]
@@ -232,7 +330,26 @@ def test_each_panel_and_rule_finds_its_metrics(lab: Lab, tmp_path: Path) -> None
     assert {*asked} - names == {"torpor_cost_unknown"}  # everything is known here
     panels = json.loads((MONITORING / "dashboard.json").read_text())["panels"]
     queries = [target["expr"] for panel in panels for target in panel["targets"]]
-    queries.remove("sum(torpor_cost_unknown)")
+    nothing = [query for query in queries if query.startswith("count(count by")]
+    _finds(written, [query for query in queries if query not in nothing], nothing, tmp_path)
+
+    doubtful = lab.named("doubtful").opened
+    handed = handed_over(doubtful)[1]
+    doubtful.rentals.change(handed, price_usd_h=0.0)
+    found = _watch(*opened, doubtful, file=tmp_path / "doubtful.prom")
+    written = [sample for samples in found.values() for sample in samples]
+    assert "torpor_cost_month_dollars" in {sample.name for sample in written}  # of the others
+    sums = [
+        one for one in queries if "sum" in one and "torpor_cost" in one and "(workspace)" not in one
+    ]
+    assert len(sums) == 5
+    _finds(written, nothing, sums, tmp_path)
+
+
+def _finds(
+    written: Sequence[Sample], queries: Sequence[str], nothing: Sequence[str], folder: Path
+) -> None:
+    """Each of the queries has an answer over these samples, and ``nothing`` has none."""
     test = {
         "rule_files": [],
         "evaluation_interval": "1m",
@@ -249,11 +366,12 @@ def test_each_panel_and_rule_finds_its_metrics(lab: Lab, tmp_path: Path) -> None
                         "exp_samples": [{"labels": "{}", "value": 1}],
                     }
                     for query in queries
-                ],
+                ]
+                + [{"expr": query, "eval_time": "1m", "exp_samples": []} for query in nothing],
             }
         ],
     }
-    file = tmp_path / "queries.yaml"
+    file = folder / "queries.yaml"
     file.write_text(json.dumps(test))
     status, said = _promtool("test", "rules", str(file))
     assert status == 0, said

@@ -20,7 +20,7 @@ from torpor.control.alerts.delivery import Remembered
 from torpor.control.jobs.listing import QueuedJob
 from torpor.control.machine_use import GpuUse, MachineUse
 from torpor.control.money.fleet import BudgetUse, LastWake, WorkspaceCost
-from torpor.control.watch_report import WatchedJob, WatchReport
+from torpor.control.watch_report import WatchReport
 from torpor.shared.errors import InvalidInput
 from torpor.shared.values import WorkspaceName
 
@@ -43,6 +43,11 @@ _GPU_METRICS: Final = (
     ("DCGM_FI_PROF_PCIE_TX_BYTES", "Bytes a second that it sends by PCIe", "pcie_sent_bytes_s"),
     ("DCGM_FI_PROF_PCIE_RX_BYTES", "Bytes a second that it gets by PCIe", "pcie_received_bytes_s"),
 )
+_COSTS: Final = (
+    ("hour", "torpor_cost_dollars_per_hour", "Of what is rented now", "usd_h"),
+    ("day", "torpor_cost_day_dollars", "At most, since midnight UTC", "day_usd"),
+    ("month", "torpor_cost_month_dollars", "At most, since the month began in UTC", "month_usd"),
+)
 
 
 class StoredSnapshot(msgspec.Struct, frozen=True):
@@ -54,8 +59,10 @@ class StoredSnapshot(msgspec.Struct, frozen=True):
 
 
 class Money(msgspec.Struct, frozen=True, kw_only=True):
-    """What the records of rentals say. ``unknown``: the workspaces whose records cannot be read."""
+    """What the records of rentals said at ``at_unix``; None: nobody has read them. ``unknown``: the
+    workspaces whose records cannot be read."""
 
+    at_unix: float | None = None
     costs: list[WorkspaceCost] = []
     unknown: list[WorkspaceName] = []
     wakes: list[LastWake] = []
@@ -104,7 +111,7 @@ def registry(report: WatchReport, alerts: Sequence[Remembered], fleet: Fleet) ->
     metrics = _Metrics()
     _of_look(metrics, report, alerts)
     _of_machines(metrics, report)
-    _of_jobs(metrics, report.jobs, fleet)
+    _of_jobs(metrics, report, fleet)
     _of_money(metrics, fleet)
     _of_transfers(metrics, fleet)
     return metrics.registry
@@ -188,7 +195,7 @@ def _of_gpu(metrics: _Metrics, gpu: GpuUse, labels: tuple[str, ...]) -> None:
         metrics.set(name, getattr(gpu, field), *labels)
 
 
-def _of_jobs(metrics: _Metrics, jobs: Sequence[WatchedJob], fleet: Fleet) -> None:
+def _of_jobs(metrics: _Metrics, report: WatchReport, fleet: Fleet) -> None:
     driven = metrics.gauge(
         "torpor_job_driven", "1 while a flow run works on a job that has not ended",
         ("workspace", "job"),
@@ -198,50 +205,65 @@ def _of_jobs(metrics: _Metrics, jobs: Sequence[WatchedJob], fleet: Fleet) -> Non
     )
     length = metrics.gauge("torpor_queue_jobs", "Jobs that wait in a queue", ("queue",))
     oldest = metrics.gauge(
-        "torpor_queue_oldest_timestamp_seconds", "When the oldest of them was submitted",
+        "torpor_queue_oldest_timestamp_seconds", "Since when the oldest of them could begin",
         ("queue",),
     )  # fmt: skip
-    for job in jobs:
+    for job in report.jobs:
         metrics.set(driven, job.driven, job.workspace, job.job)
-    for (workspace, state), count in Counter((job.workspace, job.state) for job in jobs).items():
+    for (workspace, state), count in Counter(
+        (job.workspace, job.state) for job in report.jobs
+    ).items():
         metrics.set(open_jobs, count, workspace, state)
     if fleet.queued is None:
         return
     waiting: dict[str, list[float]] = {queue: [] for queue in fleet.queues}
     for queued in fleet.queued:
-        waiting.setdefault(queued.queue, []).append(queued.since_unix)
+        since_unix = max(queued.since_unix, queued.due_unix)
+        if since_unix <= report.at_unix:  # a later one waits for its time, and for no slot
+            waiting.setdefault(queued.queue, []).append(since_unix)
     for queue, since in waiting.items():
         metrics.set(length, len(since), queue)
         metrics.set(oldest, min(since, default=None), queue)
 
 
 def _of_money(metrics: _Metrics, fleet: Fleet) -> None:
-    hour = metrics.gauge("torpor_cost_dollars_per_hour", "Of what is rented now", _OF_COST)
-    day = metrics.gauge("torpor_cost_day_dollars", "At most, since midnight UTC", _OF_COST)
-    month = metrics.gauge(
-        "torpor_cost_month_dollars", "At most, since the month began in UTC", _OF_COST
-    )
+    """A workspace of which a part of a sum is not known has no line of that sum: what is left of
+    it, or its 0 of another capacity type, would look like the whole."""
+    at = metrics.gauge("torpor_cost_timestamp_seconds", "When costs and budgets were read")
+    for _, name, says, _ in _COSTS:
+        metrics.gauge(name, says, _OF_COST)
     gpus = metrics.gauge("torpor_rented_gpus", "GPUs that are rented now", _OF_COST)
     unknown = metrics.gauge(
-        "torpor_cost_unknown", "1 where a price or a record of a workspace is not known",
-        ("workspace",),
-    )  # fmt: skip
+        "torpor_cost_unknown",
+        "1 where a price or a record that belongs to the cost of a workspace is not known",
+        ("workspace", "period"),
+    )
     limit = metrics.gauge("torpor_budget_dollars", "What a month may cost", ("budget",))
     spent = metrics.gauge("torpor_budget_spent_dollars", "At most, this month", ("budget",))
-    doubtful = {*fleet.money.unknown}
-    for one in fleet.money.costs:
-        labels = (one.project, one.workspace, "spot" if one.spot else "on-demand")
-        metrics.set(hour, one.usd_h, *labels)
-        metrics.set(day, one.day_usd, *labels)
-        metrics.set(month, one.month_usd, *labels)
-        metrics.set(gpus, one.gpus, *labels)
-        if one.usd_h is None or one.month_usd is None:
-            doubtful.add(one.workspace)
-    for workspace in sorted(doubtful):
-        metrics.set(unknown, 1, workspace)
-    for budget in fleet.money.budgets:
+    doubtful = metrics.gauge(
+        "torpor_budget_unknown", "1 where what a budget has spent is not known", ("budget",)
+    )
+    money = fleet.money
+    metrics.set(at, money.at_unix)
+    for period, name, _, field in _COSTS:
+        without = {one.workspace for one in money.costs if getattr(one, field) is None}
+        without |= {*money.unknown}
+        for one in money.costs:
+            if one.workspace not in without:
+                metrics.set(name, getattr(one, field), *_of_cost(one))
+        for workspace in sorted(without):
+            metrics.set(unknown, 1, workspace, period)
+    for one in money.costs:
+        if one.workspace not in money.unknown:
+            metrics.set(gpus, one.gpus, *_of_cost(one))
+    for budget in money.budgets:
         metrics.set(limit, budget.usd_month, budget.budget)
         metrics.set(spent, budget.spent_usd, budget.budget)
+        metrics.set(doubtful, None if budget.spent_usd is not None else 1, budget.budget)
+
+
+def _of_cost(one: WorkspaceCost) -> tuple[str, str, str]:
+    return one.project, one.workspace, "spot" if one.spot else "on-demand"
 
 
 def _of_transfers(metrics: _Metrics, fleet: Fleet) -> None:

@@ -242,3 +242,14 @@ def test_a_sum_with_an_unknown_price_is_not_known() -> None:
     of = {one.spot: one for one in workspace_costs(DEMO, "", [unknown, ended], at_unix)}
     assert (of[False].usd_h, of[False].day_usd, of[False].month_usd) == (None, None, None)
     assert (of[True].usd_h, of[True].day_usd, of[True].month_usd) == (0.0, 0.0, None)
+
+
+def test_what_has_taken_no_time_and_what_waits_at_its_provider_costs_nothing() -> None:
+    never = rental(price_usd_h=0.0, machine=None, seen_unix=None, state="ended", ended_unix=FIVE)
+    at_unix = BEGIN + 86400
+    queued = rental(state="standing", queued_unix=at_unix)
+    of = {one.spot: one for one in workspace_costs(DEMO, "", [never, queued], at_unix)}
+    assert (of[False].usd_h, of[False].gpus, of[False].month_usd) == (0.0, 0, 0.0)
+    begun = replace(queued, answered_unix=at_unix)
+    (cost, _) = workspace_costs(DEMO, "", [begun], at_unix)
+    assert (cost.usd_h, cost.gpus) == (2.0, 2)

@@ -21,7 +21,7 @@ clock = [0.0]
 gpus = Gpus(lambda: clock[0])
 for line in sys.stdin:
     if line == "figures\\n":
-        print(*(figure for gpu in gpus.figures() for figure in astuple(gpu)), flush=True)
+        print(*(figure for gpu in gpus.figures() or [] for figure in astuple(gpu)), flush=True)
         continue
     clock[0] += float(line)
     print(*gpus.look(), flush=True)
@@ -111,13 +111,27 @@ def test_the_figures_of_each_gpu_and_what_it_does_not_say(
     stand_in_gpus.are(f"rate=90 {said}", "rate=0 heat=30", "nothing")
     look()
     none = (UNKNOWN,) * 7
+    assert (ask("figures"), ask("figures")) == ((), ())  # one GPU at each call
     assert ask("figures") == (
         *(65, 70000, 11559, 71, 650000, 120, 2400),  # the mean of both looks
         *(0, UNKNOWN, UNKNOWN, 30, UNKNOWN, UNKNOWN, UNKNOWN),
         *none,
     )
     stand_in_gpus.are(f"lost rate=90 {said}", "rate=0", "nothing")
-    assert ask("figures")[:7] == none
+    answers = [ask("figures") for _ in range(10)]  # a round
+    assert [answer[:7] for answer in answers if answer] == [none]
+
+
+def test_no_call_reads_the_figures_of_many_gpus(
+    stand_in_gpus: StandIn, ask: Callable[[str], tuple[int, ...]], look: Look
+) -> None:
+    stand_in_gpus.are(*["rate=0 heat=30"] * 16)
+    look()
+    heats = []
+    for call in range(10):  # a call reads two: each shows how hot they were then
+        stand_in_gpus.are(*[f"rate=0 heat={30 + call}"] * 16)
+        heats.append(ask("figures")[3::7])
+    assert heats == [()] * 9 + [(*range(30, 40), *range(30, 36))]
 
 
 def test_a_driver_that_comes_later_is_noticed(stand_in_gpus: StandIn, look: Look) -> None:

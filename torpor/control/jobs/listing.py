@@ -23,6 +23,7 @@ class QueuedJob(msgspec.Struct, frozen=True):
     run: str
     since_unix: float
     command: list[str]
+    due_unix: float = 0.0  # when it may begin: a schedule or a retry may put that off
 
 
 class JobList(Report, frozen=True):

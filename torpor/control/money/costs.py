@@ -52,7 +52,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unpriced_us(self) -> int:
         """What was rented, at most, at an unknown price."""
-        return 0 if price(self.rental.price_usd_h) else self.high_us
+        return 0 if price(self.rental.bound_usd_h) else self.high_us
 
 
 def price(usd_h: float) -> Fraction | None:
@@ -85,8 +85,13 @@ def costs(rentals: Iterable[Rental], now_unix: float, zone: ZoneInfo) -> list[Co
 
 def spent_since(rental: Rental, since_us: int, now_unix: float) -> int:
     """Micro-dollars at most since then, of the known price."""
+    return charge(rental.bound_usd_h, rented_since(rental, since_us, now_unix))
+
+
+def rented_since(rental: Rental, since_us: int, now_unix: float) -> int:
+    """Microseconds at most for which it was rented since then."""
     begin_us, _, end_us = span(rental, now_unix)
-    return charge(rental.bound_usd_h, max(0, end_us - max(begin_us, since_us)))
+    return max(0, end_us - max(begin_us, since_us))
 
 
 def read(

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from torpor.control.money.budgets import BudgetStatus
-from torpor.control.money.costs import HOUR_US, dollars, price, spent_since
+from torpor.control.money.costs import HOUR_US, dollars, price, rented_since, spent_since
 from torpor.control.money.months import Month, microseconds
 from torpor.control.rental.records import Rental
 from torpor.shared.values import WorkspaceName
@@ -36,11 +36,12 @@ class WorkspaceCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetUse(msgspec.Struct, frozen=True, kw_only=True):
-    """A budget's month. ``spent_usd``: at most; None where a price is not known."""
+    """A budget's month. ``spent_usd``: at most; None where a price or a record that it counts is
+    not known. Without a name and ``usd_month``: no budget can be opened."""
 
-    budget: str
-    usd_month: float
-    spent_usd: float | None
+    budget: str = ""
+    usd_month: float | None = None
+    spent_usd: float | None = None
 
 
 class LastWake(msgspec.Struct, frozen=True):
@@ -58,9 +59,9 @@ def budget_use(status: BudgetStatus) -> BudgetUse:
     return BudgetUse(budget=status.budget.name, usd_month=usd_month, spent_usd=spent_usd)
 
 
-def month_began_unix(now_unix: float) -> float:
-    """The records since then are what ``workspace_costs`` needs."""
-    return Month.of(microseconds(now_unix), _UTC).begin_us(_UTC) / 1e6
+def month_began_unix(now_unix: float, zone: ZoneInfo) -> float:
+    """The records since then are what a budget of that zone needs; ``workspace_costs``: of UTC."""
+    return Month.of(microseconds(now_unix), zone).begin_us(zone) / 1e6
 
 
 def workspace_costs(
@@ -76,16 +77,16 @@ def workspace_costs(
     month_us = Month.of(now_us, _UTC).begin_us(_UTC)
     found = []
     for (of, spot), group in groups.items():
-        still_open = [one for one in group if one.state != "ended"]
+        rented = [one for one in group if one.state != "ended" and not _in_queue(one)]
         found.append(
             WorkspaceCost(
                 workspace=workspace,
                 project=of,
                 spot=spot,
-                usd_h=_hourly(still_open),
+                usd_h=_hourly(rented),
                 day_usd=_spent(group, day_us, now_unix),
                 month_usd=_spent(group, month_us, now_unix),
-                gpus=sum(one.gpu_count for one in still_open if one.machine),
+                gpus=sum(one.gpu_count for one in rented if one.machine),
             )
         )
     return found
@@ -100,15 +101,20 @@ def last_wake(workspace: WorkspaceName, rentals: Iterable[Rental]) -> LastWake |
     return LastWake(workspace, newest.fetched_bytes, newest.fetched_s)
 
 
-def _hourly(still_open: Sequence[Rental]) -> float | None:
-    prices = [price(one.bound_usd_h) for one in still_open]
+def _in_queue(rental: Rental) -> bool:
+    """Whether its machine waits at its provider, at no cost."""
+    return rental.unfinished and rental.queued_unix is not None and rental.answered_unix is None
+
+
+def _hourly(rented: Sequence[Rental]) -> float | None:
+    prices = [price(one.bound_usd_h) for one in rented]
     known = [one for one in prices if one is not None]
     return float(sum(known)) if len(known) == len(prices) else None
 
 
 def _spent(group: Sequence[Rental], since_us: int, now_unix: float) -> float | None:
-    """A rental of unknown price counts unless it had ended by then."""
-    counted = [one for one in group if (one.ended_unix or now_unix) * 1e6 > since_us]
+    """A rental of unknown price counts if a machine was, or may have been, there since then."""
+    counted = [one for one in group if rented_since(one, since_us, now_unix)]
     if any(price(one.bound_usd_h) is None for one in counted):
         return None
     return float(dollars(sum(spent_since(one, since_us, now_unix) for one in counted)))

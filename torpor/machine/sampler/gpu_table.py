@@ -7,6 +7,7 @@ newest figures are asked for, and a lost one costs nothing but a point of a grap
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -31,9 +32,13 @@ def write_gpu_table(home: Path, table: GpuTable) -> None:
 
 
 def read_gpu_table(home: Path) -> GpuTable | None:
-    """The newest table; None where there is none, or none that can be read."""
+    """The newest table; None where there is none, or none that can be read. Whatever lies there:
+    activity is read with it, on which verdicts rest."""
     try:
-        with open(home / GPU_TABLE, "rb") as file:
+        fd = os.open(home / GPU_TABLE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):  # a pipe would not answer
+                return None
             return msgspec.json.decode(file.read(_MOST_BYTES), type=learned(GpuTable))
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except Exception:  # noqa: BLE001 - a table that is nested a thousandfold is a RecursionError
         return None

@@ -32,6 +32,8 @@ DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")
 """One of these exists wherever an NVIDIA driver does: on Linux, and in WSL."""
 RETRY_S: Final = 30.0
 """How long a driver that failed is left alone."""
+ROUND: Final = 10
+"""Calls, one a second, in which the figures of all GPUs are read once."""
 _SECONDS: Final = 60
 """Of activity that are kept for the next figures, which are read more often."""
 
@@ -53,6 +55,8 @@ class Gpus:
         self._devices: list[_Device] = []
         self._failed = GpuLook(0, NO_GPU, UNKNOWN)
         self._again_s = -math.inf
+        self._figures: dict[int, GpuFigures] = {}  # by the number of the GPU
+        self._call = 0  # of the round of figures
 
     def look(self) -> GpuLook:
         """Their activity since the last look."""
@@ -74,9 +78,17 @@ class Gpus:
             self._open()
         return look
 
-    def figures(self) -> list[GpuFigures]:
-        """What metrics show of each GPU. NVML counts PCIe for 40 ms of each GPU meanwhile."""
-        return [device.figures() for device in self._devices[:MOST_GPUS]]
+    def figures(self) -> list[GpuFigures] | None:
+        """What metrics show of each GPU, at the call of ROUND that has read the last of them; None
+        at the others. NVML counts PCIe for 40 ms of each GPU, and may spin meanwhile: so a call
+        reads a tenth of them."""
+        devices = self._devices[:MOST_GPUS]
+        call, self._call = self._call, (self._call + 1) % ROUND
+        for number in range(call, len(devices), ROUND):
+            self._figures[number] = devices[number].figures()
+        if not devices or call != min(len(devices), ROUND) - 1:
+            return None
+        return [self._figures[number] for number in range(len(devices))]
 
     def _open(self) -> None:
         self._again_s = self._clock() + RETRY_S
@@ -95,6 +107,7 @@ class Gpus:
         else:
             self._nvml = nvml
             self._devices = [_Device(nvml, handle) for handle in handles]
+            self._figures, self._call = {}, 0
 
     def _close(self, nvml: Any) -> None:
         self._nvml, self._devices = None, []
@@ -124,13 +137,17 @@ class _Device:
 
     def figures(self) -> GpuFigures:
         nvml, handle = self._nvml, self._handle
+        used_mib = free_mib = UNKNOWN
+        with suppress(nvml.NVMLError):
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)  # once: both of the same moment
+            used_mib, free_mib = _known(memory.used // MIB), _known(memory.free // MIB)
         looks = [*self._looks]
         self._looks.clear()
         whole = bool(looks) and UNKNOWN not in looks
         return GpuFigures(
             percent=sum(looks) // len(looks) if whole else UNKNOWN,
-            used_mib=self._figure(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used // MIB),
-            free_mib=self._figure(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).free // MIB),
+            used_mib=used_mib,
+            free_mib=free_mib,
             temperature_c=self._figure(
                 lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
             ),
@@ -146,10 +163,9 @@ class _Device:
     def _figure(self, ask: Callable[[], int]) -> int:
         """What NVML answers; UNKNOWN where this GPU or driver does not say it."""
         try:
-            value = int(ask())
+            return _known(ask())
         except self._nvml.NVMLError:
             return UNKNOWN
-        return value if 0 <= value <= MOST else UNKNOWN
 
     def _percent(self) -> int:
         if self._in_mig_mode():
@@ -231,3 +247,8 @@ class _Device:
             raise nvml.NVMLError(answers[0].nvmlReturn)
         percent: float = max(fine)
         return round(percent)
+
+
+def _known(value: int) -> int:
+    """UNKNOWN for what no figure can be."""
+    return int(value) if 0 <= value <= MOST else UNKNOWN

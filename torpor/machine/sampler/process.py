@@ -37,8 +37,6 @@ ALIVE: Final = "sampler.alive"
 EVERY_S: Final = 1.0
 SESSIONS_S: Final = 10.0
 """How often the processes of the machine are listed: 1 ms for each hundred of them."""
-FIGURES_S: Final = 10.0
-"""How often what metrics show of GPUs is read."""
 GONE_S: Final = 5.0
 """A sampler that was asked to leave is gone within this time."""
 PEAK_SAMPLES: Final = 60
@@ -117,7 +115,6 @@ class Sampler:
         self._gpus, self._host, self._jupyter = Gpus(), HostSampler(), Jupyter()
         self._sessions = sessions.SessionLook(NOBODY, False)
         self._sessions_s = -SESSIONS_S
-        self._figures_s = -FIGURES_S
         self._gpu_minute: deque[int] = deque(maxlen=PEAK_SAMPLES)
         self._cpu_minute: deque[int] = deque(maxlen=PEAK_SAMPLES)
 
@@ -155,11 +152,7 @@ class Sampler:
         return self._newest
 
     def gpu_table(self) -> GpuTable | None:
-        """The figures of each GPU, every FIGURES_S; None between, and where there is no GPU."""
-        now_s = boot_clock_s()
-        if now_s - self._figures_s < FIGURES_S:
-            return None
-        self._figures_s = now_s
+        """The figures of each GPU, where this second has read the last of them."""
         figures = self._gpus.figures()
         return GpuTable(boot_clock_s(), self._boot, figures) if figures else None
 
