@@ -135,7 +135,8 @@ class Campaign(MarketWorld):
             options: dict[str, Any] = {"save_minutes": SAVE_S / 60, "spot": "allowed", **named}
             with hurried(), many, self._plain(mine):
                 try:
-                    return job.fn(self.opened.spec.name, command, **options).job.id
+                    begins = [] if named else command  # a job that is there keeps its command
+                    return job.fn(self.opened.spec.name, begins, **options).job.id
                 except JobFailed:
                     return self.opened.jobs.ended(1)[0].id
 
