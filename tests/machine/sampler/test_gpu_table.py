@@ -29,3 +29,17 @@ def test_what_lies_in_the_place_of_the_table_is_no_table(tmp_path: Path) -> None
     place.unlink()
     place.mkdir()
     assert read_gpu_table(tmp_path) is None
+
+
+@pytest.mark.rule(3)
+def test_what_lies_in_the_place_of_the_new_table_is_left_alone(tmp_path: Path) -> None:
+    """The sampler writes it, and a sampler that waits makes a machine that works Unknown."""
+    fresh, work = tmp_path / f".{GPU_TABLE}", tmp_path / "work"
+    os.mkfifo(fresh)  # without a reader, opening it would wait for ever
+    write_gpu_table(tmp_path, TABLE)
+    fresh.unlink()
+    work.write_text("the only copy")
+    fresh.symlink_to(work)
+    write_gpu_table(tmp_path, TABLE)
+    assert work.read_text() == "the only copy"
+    assert read_gpu_table(tmp_path) is None

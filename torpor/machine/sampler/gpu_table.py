@@ -22,10 +22,12 @@ _MOST_BYTES: Final = 64 * 1024
 
 
 def write_gpu_table(home: Path, table: GpuTable) -> None:
-    """Replace the table. Where the disk takes none, the one before stays and grows old."""
+    """Replace the table. Where the disk takes none, the one before stays and grows old. A pipe
+    would hold up the sampler, and a link leads elsewhere: neither is written to."""
     fresh = home / f".{GPU_TABLE}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with suppress(OSError):
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = os.open(fresh, flags, 0o600)
         with open(fd, "wb") as file:
             file.write(msgspec.json.encode(table))
         os.replace(fresh, home / GPU_TABLE)
