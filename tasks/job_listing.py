@@ -114,7 +114,8 @@ def queued_jobs(queue: str = "", begun_s: float = 0.0) -> list[QueuedJob]:
             run=one.id,
             since_unix=one.created_unix,
             command=_argv(one.parameters.get("command") or []),
-            due_unix=one.due_unix,
+            # One that was put back has waited since then, whenever it was due at first.
+            due_unix=max(one.due_unix, one.state_unix if one.state == "waiting" else 0.0),
         )
         for one in runner().job_runs(*states, queue=queue)
         if one.state != "running" or one.state_unix > since_unix
