@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from deployments.installation import CHECKOUT
 from tests.fixtures.waiting import PATIENCE_S
-from torpor.control.metrics import Fleet, registry
+from torpor.control.metrics import Fleet, Money, registry
 from torpor.control.watch_report import WatchReport
 
 _FOLDER: Final = CHECKOUT / "deployments" / "monitoring"
@@ -20,7 +20,8 @@ _COLUMNS: Final = 24  # of a dashboard's grid
 
 
 def _written() -> set[str]:
-    return {metric.name for metric in registry(WatchReport(0.0, [], [], []), [], Fleet()).collect()}
+    fleet = Fleet(money=Money(at_unix=0.0))
+    return {metric.name for metric in registry(WatchReport(0.0, [], [], []), [], fleet).collect()}
 
 
 def _named(text: str) -> set[str]:
