@@ -40,13 +40,15 @@ KEPT_S: Final = 900.0
 workspace, and one object for each rental of the month. At AWS's price and at every look, that would
 cost a dollar a month for each workspace."""
 MOST_S: Final = 60.0
-"""How long a look waits for records; those that were not read by then are unknown."""
+"""How long a look waits for records; those that were not read by then are unknown. Those of one
+workspace are read one after another: at 30 ms each, 2,000 rentals of a month. The process of a run
+ends once the store has answered or its patience is over."""
 _DAY_S: Final = 24 * 3600
 _AT_ONCE: Final = 8
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """What was read, and of which Workspace blocks."""
+    """What was read, and of which Workspace blocks that could be opened."""
 
     blocks: list[str]
     at_unix: float
@@ -69,7 +71,7 @@ def look_at_fleet(
 
 def _money(blocks: Mapping[str, OpenWorkspace], closed: Collection[str], file: Path) -> Money:
     now_unix = time.time()
-    wanted = sorted([*blocks, *closed])
+    wanted = sorted(blocks)  # one that could not be opened then is read once it can be
     kept = _kept(file)
     if kept is None or kept.blocks != wanted or not _is_of_now(kept.at_unix, now_unix):
         kept = _Kept(wanted, now_unix, _read(blocks, now_unix))

@@ -11,13 +11,11 @@ from tasks.runner import runner
 from tasks.watch import patient
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_all
-from torpor.control.rental.records import Rental
+from torpor.control.rental.records import OWN_HOST, Rental
 from torpor.control.reports import Report, Row, moment
 from torpor.control.store.records import Unread, named
 from torpor.shared.errors import TorporError
 
-_HERE: Final = "local://"
-"""Machines of the local provider cost nothing."""
 _AT_ONCE: Final = 8
 _STORE_S: Final = 30.0
 """How long one store may hold up the question."""
@@ -80,7 +78,7 @@ def rented_now() -> RentedNow:
         asked = patient(opened, _STORE_S)
         for block, (rentals, why) in zip(asked, threads.map(read, asked.values()), strict=True):
             found |= {
-                one.label.rental: one for one in rentals if not one.provider.startswith(_HERE)
+                one.label.rental: one for one in rentals if not one.provider.startswith(OWN_HOST)
             }
             if why:
                 unknown[block] = why

@@ -217,6 +217,17 @@ def test_a_workspace_whose_block_cannot_be_opened_has_an_unknown_cost(
     assert _values(found, "torpor_budget_unknown", "budget") == {"lab": 1}  # it may count it
 
 
+@pytest.mark.rule(3)
+def test_a_workspace_whose_block_can_be_opened_again_is_read_at_once(
+    lab: Lab, tmp_path: Path
+) -> None:
+    file, seen = str(tmp_path / "torpor.prom"), Overviews([])
+    with Queued(lab.opened):
+        assert look_at_fleet({}, ["demo"], seen, file).money.unknown == ["demo"]
+        money = look_at_fleet({"demo": lab.opened}, [], seen, file).money
+    assert {one.workspace for one in money.costs} == {"demo"}
+
+
 def _count_requests(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is asked of the store from now on."""
     asked: list[str] = []
@@ -295,6 +306,7 @@ def test_a_look_whose_costs_cannot_be_known_at_all_is_a_look_all_the_same(
     found = _watch(lab.opened, file=tmp_path / "torpor.prom")
     assert len(found["torpor_watch_timestamp_seconds"]) == 1
     assert found["torpor_cost_dollars_per_hour"] == []
+    assert "torpor_cost_timestamp_seconds" not in found
 
 
 @pytest.mark.rule(3)
@@ -342,7 +354,7 @@ def test_each_panel_and_rule_finds_its_metrics(lab: Lab, tmp_path: Path) -> None
     sums = [
         one for one in queries if "sum" in one and "torpor_cost" in one and "(workspace)" not in one
     ]
-    assert len(sums) == 5
+    assert len(sums) == 6
     _finds(written, nothing, sums, tmp_path)
 
 

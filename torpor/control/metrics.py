@@ -229,7 +229,6 @@ def _of_jobs(metrics: _Metrics, report: WatchReport, fleet: Fleet) -> None:
 def _of_money(metrics: _Metrics, fleet: Fleet) -> None:
     """A workspace of which a part of a sum is not known has no line of that sum: what is left of
     it, or its 0 of another capacity type, would look like the whole."""
-    at = metrics.gauge("torpor_cost_timestamp_seconds", "When costs and budgets were read")
     for _, name, says, _ in _COSTS:
         metrics.gauge(name, says, _OF_COST)
     gpus = metrics.gauge("torpor_rented_gpus", "GPUs that are rented now", _OF_COST)
@@ -244,7 +243,9 @@ def _of_money(metrics: _Metrics, fleet: Fleet) -> None:
         "torpor_budget_unknown", "1 where what a budget has spent is not known", ("budget",)
     )
     money = fleet.money
-    metrics.set(at, money.at_unix)
+    if money.at_unix is not None:  # a metric without labels is 0 until it is set
+        at = metrics.gauge("torpor_cost_timestamp_seconds", "When costs and budgets were read")
+        metrics.set(at, money.at_unix)
     for period, name, _, field in _COSTS:
         without = {one.workspace for one in money.costs if getattr(one, field) is None}
         without |= {*money.unknown}

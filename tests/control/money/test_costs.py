@@ -121,12 +121,14 @@ def test_what_is_shown_now_is_seen_now_unless_it_has_ended() -> None:
 
 
 def test_a_price_that_changes_counts_with_its_bound_and_an_unknown_one_is_hours() -> None:
-    found = [rental(), rental(most_usd_h=6.0), rental(price_usd_h=0.0)]
+    bound = rental(price_usd_h=0.0, most_usd_h=6.0)
+    found = [rental(), rental(most_usd_h=6.0), rental(price_usd_h=0.0), bound]
     counted = costs(found, BEGIN + 3600, UTC)
     assert [(cost.low, cost.high, cost.unpriced_us) for cost in counted] == [
         (2_000_000, 2_000_000, 0),
         (2_000_000, 6_000_000, 0),
         (0, 0, HOUR_US),
+        (0, 6_000_000, 0),
     ]
 
 
@@ -250,6 +252,12 @@ def test_what_has_taken_no_time_and_what_waits_at_its_provider_costs_nothing() -
     queued = rental(state="standing", queued_unix=at_unix)
     of = {one.spot: one for one in workspace_costs(DEMO, "", [never, queued], at_unix)}
     assert (of[False].usd_h, of[False].gpus, of[False].month_usd) == (0.0, 0, 0.0)
-    begun = replace(queued, answered_unix=at_unix)
+    begun = replace(queued, queued_unix=at_unix - 300)  # it starts, and does not answer yet
     (cost, _) = workspace_costs(DEMO, "", [begun], at_unix)
     assert (cost.usd_h, cost.gpus) == (2.0, 2)
+
+
+def test_a_machine_of_this_host_without_a_price_costs_nothing_and_is_no_unknown_cost() -> None:
+    local = rental(provider="local:///home/me/machines", price_usd_h=0.0)
+    of = {one.spot: one for one in workspace_costs(DEMO, "", [local], BEGIN + 86400)}
+    assert (of[False].usd_h, of[False].month_usd) == (0.0, 0.0)

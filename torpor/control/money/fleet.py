@@ -15,11 +15,14 @@ import msgspec
 from torpor.control.money.budgets import BudgetStatus
 from torpor.control.money.costs import HOUR_US, dollars, price, rented_since, spent_since
 from torpor.control.money.months import Month, microseconds
-from torpor.control.rental.records import Rental
+from torpor.control.rental.records import OWN_HOST, Rental
 from torpor.shared.values import WorkspaceName
 
 _UTC: Final = ZoneInfo("UTC")
 _DAY_US: Final = 24 * HOUR_US
+_QUEUED_S: Final = 180.0
+"""How long after a run has last seen a machine in its provider's queue, each minute, it counts as
+there: a run that was killed sees none, and the machine may have left the queue."""
 
 
 class WorkspaceCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,13 +74,15 @@ def workspace_costs(
     capacity type also where nothing is rented for it: that is known to cost 0."""
     groups: dict[tuple[str, bool], list[Rental]] = {(project, False): [], (project, True): []}
     for rental in rentals:
+        if price(rental.bound_usd_h) is None and rental.provider.startswith(OWN_HOST):
+            continue  # machines on a host of one's own cost nothing
         groups.setdefault((rental.project, rental.spot), []).append(rental)
     now_us = microseconds(now_unix)
     day_us = now_us - now_us % _DAY_US
     month_us = Month.of(now_us, _UTC).begin_us(_UTC)
     found = []
     for (of, spot), group in groups.items():
-        rented = [one for one in group if one.state != "ended" and not _in_queue(one)]
+        rented = [one for one in group if one.state != "ended" and not _in_queue(one, now_unix)]
         found.append(
             WorkspaceCost(
                 workspace=workspace,
@@ -101,9 +106,9 @@ def last_wake(workspace: WorkspaceName, rentals: Iterable[Rental]) -> LastWake |
     return LastWake(workspace, newest.fetched_bytes, newest.fetched_s)
 
 
-def _in_queue(rental: Rental) -> bool:
+def _in_queue(rental: Rental, now_unix: float) -> bool:
     """Whether its machine waits at its provider, at no cost."""
-    return rental.unfinished and rental.queued_unix is not None and rental.answered_unix is None
+    return rental.queued_unix is not None and now_unix - rental.queued_unix < _QUEUED_S
 
 
 def _hourly(rented: Sequence[Rental]) -> float | None:
@@ -114,7 +119,7 @@ def _hourly(rented: Sequence[Rental]) -> float | None:
 
 def _spent(group: Sequence[Rental], since_us: int, now_unix: float) -> float | None:
     """A rental of unknown price counts if a machine was, or may have been, there since then."""
-    counted = [one for one in group if rented_since(one, since_us, now_unix)]
-    if any(price(one.bound_usd_h) is None for one in counted):
+    unpriced = (one for one in group if price(one.bound_usd_h) is None)
+    if any(rented_since(one, since_us, now_unix) for one in unpriced):
         return None
-    return float(dollars(sum(spent_since(one, since_us, now_unix) for one in counted)))
+    return float(dollars(sum(spent_since(one, since_us, now_unix) for one in group)))

@@ -55,6 +55,8 @@ _MOST_BYTES: Final = 64 * 1024
 _MOST_READ: Final = 20  # attempts that failed have no snapshot, and a search may make a few
 _SAME_S: Final = 2e-6  # two runs do not hand one machine over in so short a time
 _CLOCKS_S: Final = 24 * 3600.0  # what the clocks of the store and of a control side may differ by
+OWN_HOST: Final = "local://"
+"""How the identity of a local provider begins, whose machines cost nothing."""
 
 
 class Rental(msgspec.Struct, frozen=True, kw_only=True):
