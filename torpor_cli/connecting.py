@@ -55,8 +55,9 @@ def connect(address: str, *, idle: IdleChoice | None = None) -> None:
     torpor connect https://torpor.example.org
 
     It asks for the server's login, the whole line `user:password`, or reads it from
-    PREFECT_API_AUTH_STRING; a login is never an option. It checks that the server answers, takes
-    the login, and is of a version that this one can talk to. `torpor disconnect` goes back.
+    PREFECT_API_AUTH_STRING where PREFECT_API_URL is this address; a login is never an option. It
+    checks that the server answers, takes the login, and is of a version that this one can talk to.
+    `torpor disconnect` goes back.
 
     Args:
         address: The server's address, as the browser has it.
@@ -134,8 +135,7 @@ def _api_url(address: str) -> str:
     if parts.username is not None or parts.password is not None:
         raise InvalidInput(
             "the address has a login in it, which every process of this host can read, and your "
-            f"shell's history: leave it out; torpor asks, or reads {LOGIN_VARIABLE}. Change that "
-            "password"
+            "shell's history: leave it out; torpor asks for it. Change that password"
         )
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
         raise InvalidInput(
@@ -176,10 +176,9 @@ def _see_that_it_is_elsewhere(api_url: str, folder: Path) -> None:
 
 def _login(api_url: str) -> str:
     """From the environment or the terminal, never from an argument. The environment's login stays
-    here where this host knows another server, whose login it may be."""
-    choice = choose_server(connected=False)
-    others = choice is not None and choice.taken.api_url != api_url
-    login = "" if others else os.environ.get(LOGIN_VARIABLE, "").strip()
+    here unless the environment names its server too: it may be another one's."""
+    of_it = plain_address(os.environ.get(API_URL, "")) == api_url
+    login = os.environ.get(LOGIN_VARIABLE, "").strip() if of_it else ""
     if not login:
         if not sys.stdin.isatty():
             raise InvalidInput(
