@@ -98,8 +98,8 @@ def watch(
             do not check.
 
     Returns:
-        In `watched`, each machine with its verdict, its cost and the next step; in `alerts`, what a
-        person must hear of.
+        In `watched`, each machine with its verdict, its cost and the next step, and each workspace
+        that is asleep; in `alerts`, what a person must hear of.
 
     Raises:
         NotDelivered: A notification block did not accept an alert.

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 # Keep bytecode, whatever the shell says: else each process of a test compiles Prefect, 8 s of CPU.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# A shell starts what is to run in the background deaf to Ctrl-C, and so is all that this starts: the
-# test of a Ctrl-C would wait for ever.
+# A shell starts what is to run in the background deaf to Ctrl-C, and so is all that this starts: a
+# test of Ctrl-C would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Flows find the installation of the user who runs them: tests must not find that of a developer.
 _STATE: Final = tempfile.TemporaryDirectory(prefix="torpor-state-", ignore_cleanup_errors=True)
