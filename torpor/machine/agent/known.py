@@ -49,7 +49,7 @@ class KnownFiles:
                 snapshot for snapshot in snapshots if snapshot.root != index.root.hex()
             ]
         self.before = before
-        self.newest_roots: list[str] = []  # of the newest snapshot, if nothing else is known
+        self.newest_roots: list[str] = []  # roots of the newest snapshot, if nothing else is known
 
     def take_up(self, resumed: Sequence[ObjectKey]) -> None:
         """Name the ``resumable`` packs that the store still has. Once a run."""
