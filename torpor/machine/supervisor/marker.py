@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-MARKER: Final = ".torpor-home"  # without it a folder is not ours, and is not removed
+MARKER: Final = ".torpor-home"  # without the marker, a folder is not torpor's and is not removed
 
 
 def mark_home(home: Path, *, again: bool = False) -> None:
@@ -22,7 +22,7 @@ def mark_home(home: Path, *, again: bool = False) -> None:
         return
     try:
         os.write(fd, b"made again\n" if again else b"")
-    except OSError:  # the disk is full: an empty marker would be a first one
+    except OSError:  # the disk is full: an empty marker would look like a first one
         marker.unlink()
         raise
     finally:
