@@ -28,9 +28,10 @@ class UsablePacks:
 
     @classmethod
     def read(cls, store: ObjectStore, workspace: WorkspaceName) -> UsablePacks:
-        """Look at the store. Sign the grant for the manifest before: it ends COMMIT_S or
-        OWN_COMMIT_S later, even if this process dies. The marks are read first, then the packs are
-        listed. This order makes prune safe without a lock (docs/contributing/prune.md).
+        """Look at the store. The caller signs the grant for the manifest before: the grant ends
+        COMMIT_S or OWN_COMMIT_S later, even if this process dies. The marks are read first, then
+        the packs are listed. This order makes prune safe without a lock
+        (docs/contributing/prune.md).
         """
         marked = marked_packs(store, workspace)
         return cls(stored_packs(store, workspace), marked)
@@ -42,7 +43,7 @@ class UsablePacks:
 
 
 def claims_of(workspace: WorkspaceName, packs: Iterable[Pack]) -> list[PackClaim]:
-    """What a manifest of the workspace says of its ``packs``."""
+    """The claims of a manifest about its ``packs``."""
     return [PackClaim(pack_key(workspace, pack.id), pack.size, pack.md5.hex()) for pack in packs]
 
 

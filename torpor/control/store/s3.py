@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 LONGEST_GRANT_S = 7 * 24 * 3600  # SigV4 allows no more
-MOST_LISTED = 1_000_000  # at about 300 bytes each in memory; 64 TB of packs
+# listed objects at most: about 300 bytes each in memory, for 64 TB of packs
+MOST_LISTED = 1_000_000
 CONNECTIONS = 32
 ARCHIVES = frozenset({"GLACIER", "DEEPARCHIVE", "ARCHIVE", "COLDARCHIVE", "DEEPCOLDARCHIVE"})
 """Storage classes of AWS, Tencent and Alibaba that nobody can read at once, in capitals without
