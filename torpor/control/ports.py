@@ -18,7 +18,7 @@ _dice: Final = random.SystemRandom()
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports that nothing listens on now.
+    """``count`` ports on which nothing listens now.
 
     They are not of those that the kernel gives to outgoing connections: a server that ends and is
     started again would find its port taken by some program's connection, and clients that know it

@@ -469,10 +469,10 @@ def beyond_reach(
     """A warrant for a job's machine that its provider has stopped, and whose disk nobody can reach:
     the job goes on from ``save``, and what was written after it is lost.
 
-    SnapshotDamaged unless the save is whole in the store, and the store shows the MD5 of each pack:
-    nothing reads them. The warrant holds only while the machine is stopped: one that starts can be
-    reached soon. ``ask`` is called right before each destroy, and raises if somebody else uses the
-    machine.
+    SnapshotDamaged unless the save is whole in the store, and the store shows the MD5 of each pack,
+    because the packs are not read. The warrant holds only while the machine is stopped: one that
+    starts can be reached soon. ``ask`` is called right before each destroy, and raises if somebody
+    else uses the machine.
     """
     if machine.label is None or machine.label.workspace != save.workspace:
         raise NotOurs(

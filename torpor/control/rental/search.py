@@ -124,7 +124,7 @@ def refusal(seen: Prospect, want: Want) -> str:
 
 
 def ask_for_offers(providers: Sequence[Provider], want: Want) -> list[list[Offer] | TorporError]:
-    """What each provider sells, or why it has not said so.
+    """What each provider sells, or why it has not answered.
 
     Each account is checked before: login, balance, and whether the image will do. InvalidInput
     where the wanted GPU is not understood.

@@ -53,8 +53,9 @@ def compare_packs(
     """Packs that are missing or differ in size or MD5 from what is claimed, and those of the right
     size whose MD5 the store hides, by what is ``there`` (``stored_packs``).
 
-    A pack of the second list is not missing: a store that shows no MD5 would else have to be sent
-    all again, each time. Nor is it proven: only reading it again (``verify_snapshot``) does that.
+    A pack of the second list does not count as missing: otherwise a store that shows no MD5 would
+    get all packs again each time. It is not proven either: only reading it again
+    (``verify_snapshot``) proves it.
     """
     missing, unsure = [], []
     for claim in claims:

@@ -1,7 +1,7 @@
-"""What a workspace has kept so far: each snapshot, whether it counts, and which machine it is of.
+"""What a workspace has kept so far: each snapshot, whether it counts, and which machine made it.
 
-The catalog says both of what was seen before. A snapshot without a receipt is looked at, and
-has one from then on if it is whole. An autosave gets none: it counts for nothing.
+For snapshots that were seen before, the catalog says both. A snapshot without a receipt is checked,
+and gets one if it is whole. An autosave gets none, because it does not count.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Verification:
 
     def works(self) -> list[tuple[Pack, list[Chunk]]]:
         """Every pack with the chunks that snapshots use. Honest manifests agree where a chunk
-        begins and ends; of those that do not, the pack is named once for each opinion."""
+        begins and ends; if some do not, the pack is returned once for each version."""
         found = []
         for pack, chunks in self._chunks.items():
             layers: list[list[Chunk]] = []
@@ -215,8 +215,8 @@ def quick_look(
     wanted: Sequence[SnapshotId],
     paths: Sequence[str] | None = None,
 ) -> Verification:
-    """The quick look: every object that snapshots name exists, with its size and MD5, and each
-    names no other directories than ``paths``.
+    """The quick look: whether every object that snapshots name exists with its size and MD5, and
+    whether each snapshot names no other directories than ``paths``.
 
     Raises the store's errors: unknown is not a verdict.
     """

@@ -22,8 +22,9 @@ from torpor.shared.wire.snapshot import KnownSnapshot
 
 
 class KnownFiles:
-    """Grows from pass to pass. ``held``: the names, with the content of files that were read;
-    ``before``: those of the last snapshot here, else of the workspace's newest, until a walk.
+    """What a run knows of the workspace's files and of chunks in the store; grows from pass to
+    pass. ``held``: the names, with the content of files that were read; ``before``: those of the
+    last snapshot here, else of the workspace's newest, until a walk.
 
     ``index``: the tree as this machine last knew it, if the store has it; ``resumable``: packs that
     earlier runs stored.

@@ -65,7 +65,7 @@ class PathRun(RestoreRun):
         """Read and check the manifest, look at the place, plan what to fetch. Once a run; an
         agent that was restarted goes on with what the lost one has written for this run.
 
-        ``aside``: what has the name already is renamed in the end; otherwise it is refused now.
+        ``aside``: what has the name already is renamed in the end; without it, the call raises.
         """
         if self._begun is None:
             self._begun = self._begin_path(request, call)

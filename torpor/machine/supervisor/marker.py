@@ -12,7 +12,8 @@ MARKER: Final = ".torpor-home"  # without the marker, a folder is not torpor's a
 def mark_home(home: Path, *, again: bool = False) -> None:
     """Make ``home`` and its marker where they are missing, but not what ``home`` stands in.
 
-    A marker that is made ``again`` says so in a word: its time is not when the machine began.
+    A marker that is made ``again`` contains a word that says so, because its time is not when the
+    machine began.
     """
     home.mkdir(mode=0o700, exist_ok=True)
     marker = home / MARKER

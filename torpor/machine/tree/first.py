@@ -55,7 +55,7 @@ def find_first(entries: Sequence[Entry], patterns: Sequence[str]) -> First:
 
 
 def find_used(entries: Sequence[Entry], classes: bytes) -> First:
-    """What was used before the machine was ready; what was used later follows.
+    """The files that were used before the machine was ready; those that were used later follow.
 
     With it come what it may look for and never read, such as the source of a compiled Python
     module: all symlinks, and small files in directories in which anything was used.
