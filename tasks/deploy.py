@@ -88,7 +88,7 @@ def expire_bases(opened: OpenWorkspace, unused_s: float) -> list[SnapshotId]:
 
 
 def expire_unused_bases(opened: OpenWorkspace, days: float) -> None:
-    """Delete the environments that no deploy has used for ``environment_days``. A failure is only
+    """Delete the environments that no deploy has used for ``days`` days. A failure is only
     logged, because the server runs and its machine is handed over."""
     try:
         for snapshot in expire_bases(opened, days * DAY_S):

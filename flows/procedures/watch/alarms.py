@@ -41,8 +41,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alarms(msgspec.Struct, frozen=True):
-    """The alerts, what could not be looked at, and what is ``mended`` (see plan()). The look is
-    valid until ``until``; None: no schedule renews it."""
+    """The alerts, what could not be looked at, and what is ``mended`` (see plan()). ``valid_unix``:
+    until when the look holds; None: no schedule renews it."""
 
     alerts: list[Alert]
     doubt: Doubt

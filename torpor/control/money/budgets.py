@@ -78,8 +78,8 @@ class BudgetStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     def refusal(self, usd_h: float = 0.0, count: int = 0, for_s: float = RESERVE_S) -> str:
         """Why ``count`` more machines of this price may not be rented; empty where the budget pays
-        for them, and for all that run, for ``reserve_s``. With ``count`` 0: whether what is rented
-        already is too much."""
+        for them, and for all that run, for ``for_s`` seconds. With ``count`` 0: whether what is
+        rented already is too much."""
         more = price(usd_h)
         if count and more is None:
             return self.refusal_of_price(usd_h)

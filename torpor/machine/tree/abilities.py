@@ -45,7 +45,7 @@ class FilesystemAbilities(NamedTuple):
     modes: bool = True
 
     def held_ns(self, mtime_ns: int) -> int:
-        """The time that this file system keeps of ``ns``."""
+        """The time that this file system keeps of ``mtime_ns``."""
         within = max(self.earliest_ns, min(mtime_ns, self.latest_ns))
         return within - within % self.step_ns
 
