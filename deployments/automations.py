@@ -40,7 +40,8 @@ from torpor.shared.errors import InvalidInput, TorporError
 MARK: Final = "torpor: "
 """The prefix of our automations' names; others are left alone."""
 SILENT_MINUTES: Final = 30.0
-"""`watch` completes each two minutes, and a look at many machines may take ten."""
+"""Minutes without a completed `watch` after which the server alerts. `watch` completes every two
+minutes, and a look at many machines may take ten."""
 _PAUSES: Final = f"{MARK}a failed verification pauses prune"
 _SILENT: Final = f"{MARK}tell that watch is silent"
 

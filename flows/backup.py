@@ -118,7 +118,7 @@ def backup(
 
 
 def _back_up_each(**options: Any) -> EachReport:
-    """A run of ``backup`` for each rented machine."""
+    """Start a run of ``backup`` for each rented machine."""
 
     def start(block: str, opened: OpenWorkspace, rented: list[Rental]) -> str:
         runs = [

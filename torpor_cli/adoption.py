@@ -54,6 +54,6 @@ def adopt(
             print_report(seen, as_json=False, wide=chosen.wide)
             if not agrees("Let torpor store this machine, prove that, and then DESTROY it?"):
                 raise RunCancelled("nothing was adopted")
-            host_key = seen.host_key  # what the question has shown
+            host_key = seen.host_key  # the key that the question has shown
         report = flows.adopt(workspace, machine, price, host_key, dry_run=False, release=release)
         print_report(report, as_json=chosen.json, wide=chosen.wide)

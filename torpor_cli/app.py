@@ -102,7 +102,7 @@ for group, commands in COMMANDS.items():
         app.command(command, group=group)
 app.command(jobs.job)
 PASSING_ON: Final = (("ssh",), ("job", "run"), ("run",))
-"""Commands that pass words on to a machine."""
+"""Commands that pass on words of the command line to a machine."""
 app.register_install_completion_command(name="completion", group=HERE)
 
 
@@ -114,7 +114,7 @@ def main() -> None:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    gc.freeze()  # else Python looks for garbage in all that was imported, for 0.3 s, as it ends
+    gc.freeze()  # otherwise Python searches all imported objects for garbage as it ends, for 0.3 s
     sys.exit(code)
 
 
@@ -130,7 +130,7 @@ def _run(arguments: list[str]) -> int:
             )
             return WRONG_USE
     if os.environ.get("NO_COLOR"):
-        from rich.console import Console  # cyclopts' own writes in bold all the same
+        from rich.console import Console  # cyclopts' own console writes in bold all the same
 
         app.console = Console(color_system=None)
     try:

@@ -20,7 +20,7 @@ from torpor_cli import copying, logins, programs
 from torpor_cli.server import connected
 
 TRIES: Final = 6
-"""So often in a row no connection may come up."""
+"""How often in a row no connection may come up."""
 _PAUSE_S: Final = 2.0
 _CONNECTED: Final = b"torpor-connected\n"
 _PORTS: Final = re.compile(r"(?:(\d{1,5}):)?(\d{1,5})", re.ASCII)
@@ -34,7 +34,7 @@ _EDITORS: Final = {
 
 @dataclass(frozen=True)
 class Forward:
-    """A port of this host that leads to one of the machine."""
+    """A port of this host that leads to a port of the machine."""
 
     here: int
     there: int
@@ -127,7 +127,8 @@ def _open_jupyter(workspace: str, machine: str) -> None:
 
 
 def _jupyter(workspace: str, found: Any) -> tuple[int, str]:
-    """The port of the server, and the rest of its address. A machine said so: it may be hostile."""
+    """The port of the Jupyter server, and the rest of its address. Both come from a machine, which
+    may be hostile."""
     try:
         port, token, base = int(found["port"]), str(found["token"]), str(found["base_url"])
     except (KeyError, TypeError, ValueError):
@@ -167,7 +168,7 @@ def _is_free(port: int) -> bool:
 
 
 def _free_port(wanted: int) -> int:
-    """That port of this host, or else another one."""
+    """That port of this host if it is free, or else another one."""
     if _is_free(wanted):
         return wanted
     with socket.socket() as tried:
@@ -176,7 +177,8 @@ def _free_port(wanted: int) -> int:
 
 
 def _keep(workspace: str, machine: str, forwards: Sequence[Forward], lines: list[str]) -> None:
-    """Hold the ports until Ctrl-C. KeyboardInterrupt is not raised: it is how this ends well."""
+    """Hold the forwarded ports until Ctrl-C, which ends the command normally and raises no
+    KeyboardInterrupt."""
     tries, ever = 0, False
     try:
         while True:
@@ -199,7 +201,8 @@ def _keep(workspace: str, machine: str, forwards: Sequence[Forward], lines: list
 
 
 def argv_of(file: Path, workspace: str, forwards: Sequence[Forward]) -> list[str]:
-    """A connection of its own: ports of a shared one would stay when it ends."""
+    """The argv of a connection of its own: ports of a shared connection would stay when the command
+    ends."""
     options = [
         "ControlMaster=no",
         "ControlPath=none",
@@ -219,7 +222,8 @@ def argv_of(file: Path, workspace: str, forwards: Sequence[Forward]) -> list[str
 
 
 def _hold(argv: list[str], lines: list[str]) -> tuple[bool, int]:
-    """Run it until it ends; whether its ports stood, and its status. The lines are said then."""
+    """Run the connection until it ends; returns whether its ports were open, and its status. The
+    ``lines`` are printed once they are open."""
     program = programs.found(argv[0])
     process = subprocess.Popen(
         argv, executable=program, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE

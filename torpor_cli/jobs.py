@@ -28,7 +28,7 @@ Several = Annotated[list[str] | None, Parameter(negative=())]
 
 
 def _time(type_: Any, tokens: Sequence[Token]) -> Any:
-    """A number without a unit is hours."""
+    """The hours that a text such as 90m means; a number without a unit is hours."""
     (token,) = tokens
     with suppress(ValueError, OverflowError):
         return timedelta(hours=float(token.value))
@@ -119,7 +119,7 @@ def run_(
 
 
 def limits(max_hours: timedelta | None, max_usd: float | None) -> tuple[float, float]:
-    """Hours and dollars; 0 for no limit."""
+    """The limits in hours and in dollars; 0 for no limit."""
     hours = 0.0 if max_hours is None else max_hours.total_seconds() / 3600
     usd = max_usd or 0.0
     if (max_hours is not None and hours <= 0) or (max_usd is not None and not 0 < usd <= MOST_USD):
@@ -172,7 +172,8 @@ def say_awake(workspace: str, change: WantChange) -> None:
 
 
 def ask_on_awake(workspace: str, given: str = "") -> None:
-    """Ask before a job on the machine that is there. ``given``: what else a yes gives it."""
+    """Ask before a job starts on the machine that is awake. ``given``: what else a yes gives the
+    job."""
     confirm(
         f"Run the job on the machine of {workspace}, and hibernate that afterwards{given}?",
         "no job was begun",
@@ -192,7 +193,7 @@ def list_(*workspace: str, ended: int = 20, options: Options | None = None) -> N
         from blocks.reference import saved_names
 
         for name in {*workspace} - {*saved_names(Workspace)}:
-            Workspace.of(name)  # a wrong name is an error, a damaged block is a row
+            Workspace.of(name)  # a wrong name is an error here, a damaged block becomes a row
     run("jobs", options, workspaces=list(workspace), ended=ended)
 
 
@@ -329,8 +330,8 @@ def _named(workspace: str, job: str) -> tuple[str, str]:
 
 
 def detached_job(run: str, workspace: str, job: str = "") -> dict[str, str]:
-    """What is said of a job that the worker runs: its id, and the next commands. ``job``: the id
-    that it was given; else its run makes one."""
+    """The message about a job that the worker runs: its id, and the next commands. ``job``: the id
+    that the job was given; empty where its run makes one."""
     from torpor.control.jobs.listing import commands_for
     from torpor.control.jobs.records import new_job_id
 

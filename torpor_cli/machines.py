@@ -258,7 +258,7 @@ def deploy(
         with connected():
             from flows.procedures.listing import list_logins
 
-            if not list_logins(workspace):  # the flow looks for the same
+            if not list_logins(workspace):  # the flow makes the same look
                 agreed_usd_h = ask_to_rent(
                     workspace, snapshot, 1, starts=False, wide=_wide(options)
                 )
@@ -317,13 +317,13 @@ def _wide(options: Options | None) -> bool:
 
 
 def _say_login(report: Any, workspace: str, options: Options | None) -> None:
-    if report is None or (options and options.json):  # detached, or for a program
+    if report is None or (options and options.json):  # detached, or output for a program
         return
     from torpor_cli import logins
 
     if logins.is_set_up():
         try:
-            logins.refresh_quietly(workspace)  # the first `ssh` need not look
+            logins.refresh_quietly(workspace)  # so that the first `ssh` need not look
         except Exception as error:  # noqa: BLE001 - the machine is rented, and `ssh` looks itself
             say(f"torpor: warning: `ssh {workspace}` is slow once: {error}", sys.stderr)
     say(f"log in: {logins.command_for(workspace)}")

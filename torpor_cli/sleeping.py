@@ -69,7 +69,7 @@ def _minutes(after: timedelta) -> int:
 
 def _check_alike(name: str, new: Workspace) -> None:
     """InvalidInput where another block for this workspace has other idle rules: watch would choose
-    none of the two."""
+    neither of the two."""
     from blocks import Workspace
     from blocks.reference import saved_names
 
@@ -79,7 +79,7 @@ def _check_alike(name: str, new: Workspace) -> None:
         try:
             block = Workspace.of(other)
             differs = block.name == new.name and block.spec().idle != new.spec().idle
-        except TorporError:  # a damaged block is its own trouble
+        except TorporError:  # a damaged block is reported where it is used
             continue
         if differs:
             raise InvalidInput(
