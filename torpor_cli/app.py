@@ -138,7 +138,11 @@ for command in (jobs.run_, jobs.list_, jobs.status, jobs.log, jobs.approve, jobs
 app.command(jobs.job)
 PASSING_ON: Final = (("ssh",), ("job", "run"), ("run",))
 """Commands that pass words on to a machine."""
-app.register_install_completion_command(name="completion", group=HERE)
+app.register_install_completion_command(
+    name="completion",
+    group=HERE,
+    help="Have Tab complete torpor's commands and options: writes a script for your shell.",
+)
 
 
 def main() -> None:

@@ -242,7 +242,7 @@ def deploy(
     yes: Flag = False,
     options: Options | None = None,
 ) -> None:
-    """Start a server on a workspace's machine, or on a new one, until it has answered.
+    """Start a server on a workspace's machine, or on a new one, and wait until it answers.
 
     Args:
         workspace: The workspace.
