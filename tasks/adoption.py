@@ -130,7 +130,10 @@ def _ledgers(opened: OpenWorkspace, provider: Provider) -> tuple[Rentals, ...]:
 def set_mark(provider: Provider, machine: Machine, label: Label | None) -> None:
     """Mark the machine at its market, or take the mark off, and see that it shows."""
     if not isinstance(provider, Adopts):
-        raise InvalidInput(f"{provider.identity} cannot mark machine {machine.id}")
+        raise InvalidInput(
+            f"{provider.identity} keeps no label for machine {machine.id}, and torpor adopts only "
+            "machines that it can label: `torpor create` rents one that torpor ends by itself"
+        )
     provider.mark(machine, label)
     for wait_s in _SHOWN_S:
         time.sleep(wait_s)
