@@ -321,6 +321,6 @@ def check_account_name(block: Block) -> None:
             continue
         raise InvalidInput(
             f"the provider block {block._block_document_name or block.account} calls its account "
-            f"{block.account}, which is the account of the block {shared}: a name is of one "
-            "account alone. Delete the block with the old key, or clear `account` in one of them"
+            f"{block.account}, which is the account of the block {shared}: two accounts cannot "
+            "share a name. Delete the block with the old key, or clear `account` in one of them"
         )

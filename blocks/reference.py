@@ -118,7 +118,7 @@ def _load(kind: type[BlockT], name: str, of: str) -> BlockT:
         if isinstance(invalid, ValidationError):
             raise InvalidInput(
                 f"{named}the block {slug}/{name} cannot be used: {faults(invalid)}; correct it on "
-                "the Blocks page"
+                "the UI's page Blocks"
             ) from None
         raise InvalidInput(f"{named}{_missing(kind, name, cause)}") from None
     if type(block) is not kind:
@@ -136,18 +136,19 @@ def _missing(kind: type[Block], name: str, cause: Exception) -> str:
     if said.startswith("Unable to find block document"):
         with suppress(PrefectHTTPStatusError, httpx.TransportError):  # the server has gone
             said = _near(name, saved_names(kind))
-    made = f"`torpor init {name}`" if slug == "workspace" else f"save({name!r})"
+    with_it = f"`torpor init {name}`" if slug == "workspace" else f"save({name!r}) in Python"
     return (
-        f"there is no block {slug}/{name} at {server_in_use()} ({said}); add a block of type "
-        f"{kind.get_block_type_name()} and of that name on the Blocks page, or with {made}"
+        f"there is no block {slug}/{name} at {server_in_use()} ({said}). {with_it} makes "
+        f"it, or add a block of type {kind.get_block_type_name()} and of that name on the UI's "
+        "page Blocks"
     )
 
 
 def _near(name: str, names: Sequence[str]) -> str:
     if not names:
-        return "there is none of this type"
+        return "none of this type is saved"
     near = get_close_matches(name, names, _NAMED) or names[:_NAMED]
-    return f"there is {', '.join(near)}" + (" and others" if len(names) > len(near) else "")
+    return f"saved: {', '.join(near)}" + (" and others" if len(names) > len(near) else "")
 
 
 def load_all(kind: type[BlockT], *, of: str = "this installation") -> list[BlockT]:

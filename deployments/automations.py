@@ -174,8 +174,8 @@ def _notifier(client: SyncPrefectClient, reference: str) -> UUID:
     if not slash or document is None or schema is None:
         raise InvalidInput(
             f"the server {client.api_url} has no block {reference!r}: add a notification block on "
-            "the Blocks page (Slack Webhook, Email, Custom Webhook, ...) and name it as type/name, "
-            "such as slack-webhook/mine"
+            "the UI's page Blocks (Slack Webhook, Email, Custom Webhook, ...) and name it as "
+            "type/name, such as slack-webhook/mine"
         )
     if "notify" not in schema.capabilities:
         raise InvalidInput(

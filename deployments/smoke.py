@@ -56,7 +56,7 @@ def smoke(
 
     EndUnproven where the machine's end is not proven: the watchdog goes on.
     """
-    block = load(reference, PROVIDERS, of="torpor smoke")
+    block = load(reference, PROVIDERS, of="")
     state = state_folder() / "smoke"
     for words in end_left(state):
         say(words)
@@ -68,7 +68,7 @@ def smoke(
     record = Recorder(folder, Redactor([*_secrets(block), key]))
     with observed(record):
         provider = block.open()
-    kept_in = load(store, (ObjectStore,), of="torpor smoke") if store else None
+    kept_in = load(store, (ObjectStore,), of="--store") if store else None
     machines = (
         1 if kept_in is None else 3
     )  # one each for the trial, for the hibernation, and for the wake

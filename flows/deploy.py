@@ -35,7 +35,7 @@ def deploy(
     accept_paths: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
     agreed_usd_h: Annotated[float | None, Field(ge=0)] = None,
 ) -> DeployReport:
-    """Start a server on the workspace's machine, or on a new one, until it has answered a request.
+    """Start a server on the workspace's machine, or on a new one, and wait until it answers.
 
     A new machine is handed over after that, and destroyed if anything fails before. You reach the
     server through SSH; no port is opened.

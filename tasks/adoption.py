@@ -132,7 +132,10 @@ def set_mark(provider: Provider, machine: Machine, label: Label | None) -> None:
     """Mark the machine at its market, or take the mark off, and check that the market shows the
     change."""
     if not isinstance(provider, Adopts):
-        raise InvalidInput(f"{provider.identity} cannot mark machine {machine.id}")
+        raise InvalidInput(
+            f"{provider.identity} keeps no label for machine {machine.id}, and torpor adopts only "
+            "machines that it can label: `torpor create` rents one that torpor ends by itself"
+        )
     provider.mark(machine, label)
     for wait_s in _SHOWN_S:
         time.sleep(wait_s)

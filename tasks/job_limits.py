@@ -143,13 +143,18 @@ def approve(opened: OpenWorkspace, job: Job, approval: Approval) -> Job:
     then = msgspec.structs.replace(job, **approval.changes(job))
     if then.past_budgets and not then.max_usd:
         raise InvalidInput(
-            f"job {job.id} has no limit of money of its own, and nothing would end it: give it one"
+            f"job {job.id} has no limit in USD of its own, and past its budgets nothing would end "
+            f"it: add --max-usd (`max_usd`)"
         )
     opened.jobs.approve(job.id, approval)
     now = opened.jobs.of(job.id)
     if now is None or now.ended:
         opened.jobs.withdraw_approval(job.id)
-        raise InvalidInput(f"job {job.id} is {'gone' if now is None else now.outcome}")
+        state = "is gone" if now is None else f"has ended ({now.outcome})"
+        raise InvalidInput(
+            f"job {job.id} {state} and uses nothing more: `torpor job run {job.workspace} -- "
+            "COMMAND` begins another one"
+        )
     stop = opened.jobs.stop_asked(job.id)
     if stop is not None or _ends(now):
         opened.jobs.withdraw_approval(job.id)

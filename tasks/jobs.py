@@ -89,9 +89,9 @@ def machine_in_use(
     of = [one for one in over if one[0].id == wanted] or [one for one in over if fits(*one)]
     if len(of) > 1:
         raise InvalidInput(
-            f"workspace {opened.spec.name} is on several machines: "
-            f"{', '.join(machine.id for machine, _ in of)}. A job runs on one: hibernate the "
-            "others first"
+            f"workspace {opened.spec.name} is on {len(of)} machines: "
+            f"{', '.join(machine.id for machine, _ in of)}. A job runs on one: end each other one "
+            f"with `torpor hibernate {opened.spec.name} --machine ID` first"
         )
     return of[0] if of else None
 
@@ -110,8 +110,9 @@ def job_of_run(opened: OpenWorkspace, wanted: str, *, begins: bool) -> Job | Non
         return begun[-1] if begun and not begun[-1].unsuccessful else None
     if found is None:
         raise InvalidInput(
-            f"workspace {opened.spec.name} has no job {wanted} in {opened.store.address}: list its "
-            "jobs, or leave `job` empty to begin a new one"
+            f"workspace {opened.spec.name} has no job {wanted} in {opened.store.address}: "
+            f"`torpor job list {opened.spec.name}` shows its jobs; with `job` empty, another one "
+            "begins"
         )
     return found
 
@@ -257,7 +258,8 @@ def check_no_job(opened: OpenWorkspace, machine: MachineId | None = None) -> Non
     if (job := job_at(opened, machine)) is not None:
         raise MachineInUse(
             f"job {job.id} of workspace {opened.spec.name} is {job.state}: it hibernates the "
-            "machine when it has ended. Stop it with cancel-job, which saves its work"
+            f"machine when it has ended. `torpor job cancel {job.id}` ends it now and saves its "
+            "work"
         )
 
 

@@ -185,11 +185,13 @@ def pick_machine(
     if mine:
         raise InvalidInput(
             f"workspace {opened.spec.name} is on {len(mine)} machines: {there}. Choose one in "
-            "`machine`"
+            "`machine` (`--machine ID`)"
         )
     raise InvalidInput(
         f"workspace {opened.spec.name} is on no machine at {at}"
-        f"{f' called {wanted}' if wanted else ''}: wake it first, or check the provider block"
+        f"{f' called {wanted}' if wanted else ''}: `torpor status` names its machines, and "
+        f"`torpor wake {opened.spec.name}` or `torpor create {opened.spec.name}` rents one. If it "
+        "was rented by another account, check the provider block"
     )
 
 

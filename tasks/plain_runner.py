@@ -84,7 +84,10 @@ class PlainRunner:
         for known, opened in self._workspaces.items():
             if known == name:
                 return opened
-        raise InvalidInput(f"the plain runner knows {sorted(self._workspaces)}, and not {name!r}")
+        given = ", ".join(sorted(self._workspaces)) or "none"
+        raise InvalidInput(
+            f"workspace {name!r} was not given to this program's runner; it was given: {given}"
+        )
 
     def workspaces(self) -> list[str]:
         return [*self._workspaces]

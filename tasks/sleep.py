@@ -25,7 +25,7 @@ def check_not_asleep(opened: OpenWorkspace, wanted: str = "") -> None:
                 f"{rental.label.rental} of machine {rental.machine or 'not named yet'} is open "
                 f"({rental.state}): the machine may still exist. The newest verified snapshot is "
                 f"{_newest(opened)}. Try again in a minute; "
-                "reconcile shows such rentals and closes them"
+                f"`torpor reconcile {name}` shows such rentals and how to close them"
             )
     ended = [
         rental

@@ -33,7 +33,7 @@ def adopt(
     Args:
         workspace: The workspace that the machine holds.
         machine: The market or the provider block, and the machine's id there.
-        price: What it costs, in dollars an hour, where the market does not state it.
+        price: What it costs, in dollars an hour; 0 where the market states it.
         host_key: The only host key that it may show. Otherwise you are shown the first one.
         yes: Do not ask.
         release: Give the adopted machine up. It runs on, and torpor never ends it.

@@ -50,7 +50,7 @@ _HERE: Final = 14200
 
 
 def connect(address: str, *, idle: IdleChoice | None = None) -> None:
-    """Have every command of this host use the Prefect server of a torpor elsewhere.
+    """Make every command on this host use the Prefect server of a torpor on another host.
 
     torpor connect https://torpor.example.org
 

@@ -186,7 +186,7 @@ def push(
     outside: Flag = False,
     machine: str = "",
 ) -> int:
-    """Copy what differs of a folder here into the folder of its name in a workspace.
+    """Copy the files of a folder here that differ into the folder of the same name in a workspace.
 
     What the folder's .gitignore files name stays here, and .git. Nothing is copied to a machine
     while a job runs there.
@@ -249,7 +249,7 @@ def pull(
     machine: str = "",
     yes: Flag = False,
 ) -> int:
-    """Copy what differs of the folder of its name in a workspace into a folder here.
+    """Copy the files that differ from a workspace's folder of the same name into a folder here.
 
     What .gitignore files here name stays there, and .git: `torpor cp` brings results. Of a sleeping
     workspace, the newest snapshot is read.

@@ -41,7 +41,7 @@ class Forward:
 
 
 def forward(workspace: str, *ports: str, machine: str = "") -> None:
-    """Have ports of this host lead to ports of a workspace's machine, until Ctrl-C.
+    """Forward ports of this host to ports of a workspace's machine, until Ctrl-C.
 
     torpor forward mywork 8888 6006
 
@@ -80,7 +80,9 @@ def open_(
     """
     if program == "jupyter":
         if path:
-            raise InvalidInput("a directory is named for an editor: Jupyter shows all of its own")
+            raise InvalidInput(
+                f"only an editor opens a directory, and Jupyter shows its own: leave {path} out"
+            )
         _open_jupyter(workspace, machine)
         return
     command, name, how = _EDITORS[program]
@@ -107,7 +109,10 @@ def open_(
     env = {name: value for name, value in os.environ.items() if name != LOGIN_VARIABLE}
     done = subprocess.run(argv, env=env, check=False)
     if done.returncode:
-        raise MachineError(f"`{command}` ended with status {done.returncode}")
+        raise MachineError(
+            f"{name} did not open {where} of {workspace}: `{command}` ended with status "
+            f"{done.returncode}; see what it says above, and that `ssh {host}` works"
+        )
     say(f"{name} opens {where} of {workspace}")
 
 
@@ -153,8 +158,14 @@ def _check_free(forwards: Sequence[Forward]) -> None:
                 f"port {one.here} of this host is taken or not allowed: choose another one, such "
                 f"as {_free_port(one.here)}:{one.there}"
             )
-    if len({one.here for one in forwards}) < len(forwards):
-        raise InvalidInput("one port of this host leads to one port only: choose another one")
+    seen: set[int] = set()
+    for one in forwards:
+        if one.here in seen:
+            raise InvalidInput(
+                f"port {one.here} of this host is given twice: write another port of this host "
+                f"before the colon, as in HERE:{one.there}"
+            )
+        seen.add(one.here)
 
 
 def _is_free(port: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -63,7 +62,7 @@ def wake(
     count: int = 1,
     gpu: str = "",
     region: Several = None,
-    sleep_after: timedelta | None = None,
+    sleep_after: sleeping.After = None,
     yes: Flag = False,
     accept_path: Several = None,
     options: Options | None = None,
@@ -117,7 +116,7 @@ def create(
     *,
     gpu: str = "",
     region: Several = None,
-    sleep_after: timedelta | None = None,
+    sleep_after: sleeping.After = None,
     yes: Flag = False,
     options: Options | None = None,
 ) -> None:
@@ -243,7 +242,7 @@ def deploy(
     yes: Flag = False,
     options: Options | None = None,
 ) -> None:
-    """Start a server on a workspace's machine, or on a new one, until it has answered.
+    """Start a server on a workspace's machine, or on a new one, and wait until it answers.
 
     Args:
         workspace: The workspace.

@@ -522,9 +522,9 @@ def _wake(
         logins = _logins(name)
         if len(logins) > 1:
             raise InvalidInput(
-                f"workspace {name} is on several machines: "
-                f"{', '.join(machine.id for machine in logins)}. A job runs on one: hibernate the "
-                "others first"
+                f"workspace {name} is on {len(logins)} machines: "
+                f"{', '.join(machine.id for machine in logins)}. A job runs on one: end each other "
+                f"one with `torpor hibernate {name} --machine ID` first"
             )
         asleep = not (logins or is_new)
         agreed = _agree_on_stored(sent, name, block, yes=yes) if asleep else frozenset()

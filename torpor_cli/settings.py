@@ -103,18 +103,22 @@ def _wanted(old: Workspace, settings: Sequence[str]) -> dict[str, Any]:
         name, equals, value = one.partition("=")
         name = name.strip()
         if not equals:
-            raise InvalidInput(f"{one!r} is no NAME=VALUE, such as gpu=L40S")
+            raise InvalidInput(f"{one!r} has no value: write NAME=VALUE, such as gpu=L40S")
         if name == "name":
             raise InvalidInput(
                 "the name of a workspace is that of its snapshots and cannot be changed: "
                 "`torpor init` makes another workspace"
             )
         if name not in known:
-            near = get_close_matches(name, known, 3, 0.4) or [*known]
-            raise InvalidInput(f"a workspace has no setting {name!r}: is it {', '.join(near)}?")
+            near = get_close_matches(name, known, 3, 0.4)
+            meant = f"do you mean {' or '.join(near)}? " if near else ""
+            raise InvalidInput(
+                f"a workspace has no setting {name!r}: {meant}`torpor edit {name_of(old)}` shows "
+                "all settings"
+            )
         listed = isinstance(known[name], list)
         if name in wanted and not (listed and value and wanted[name]):
-            raise InvalidInput(f"{name} is there twice, and is one value")
+            raise InvalidInput(f"{name} is given twice and takes one value: give {name}=VALUE once")
         if not value:
             field = type(old).model_fields[name]
             wanted[name] = field.get_default(call_default_factory=True)

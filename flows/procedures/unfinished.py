@@ -154,7 +154,7 @@ def _check_nobody_works(opened: OpenWorkspace, machine: Machine, look: LeftLook)
         raise MachineInUse(
             f"whether a run works on machine {machine.id} is not known ({look.error}), so it was "
             f"left alone: run `torpor reconcile {opened.spec.name}` again. If the machine never "
-            "answers, name its id in `end`"
+            f"answers: `torpor reconcile {opened.spec.name} --end {machine.id}`"
         )
     if look.works:
         raise WorkspaceBusy(

@@ -242,7 +242,7 @@ def choose_findings(
         if name not in by_id:
             raise InvalidInput(
                 f"no machine {name!r} is at the provider (it has {', '.join(by_id) or 'none'}): "
-                "nothing was ended; use the ids in this flow's table"
+                "nothing was ended; `torpor reconcile WORKSPACE` lists the ids"
             )
         finding = by_id[name]
         if finding.kind == "in use":
@@ -275,8 +275,8 @@ def choose_gone(
         finding = by_id.get(name)
         if finding is None or finding.rental is None:
             raise InvalidInput(
-                f"rental {name!r} is not open: nothing was closed; use the rentals in this flow's "
-                "table"
+                f"rental {name!r} is not open: nothing was closed; `torpor reconcile "
+                "WORKSPACE` lists the open ones"
             )
         rental = finding.rental
         if finding.machine is not None:

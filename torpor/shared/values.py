@@ -90,9 +90,7 @@ def owner_of(name: WorkspaceName) -> WorkspaceName:
 def snapshot_id(text: str) -> SnapshotId:
     """Check a snapshot's id; raises InvalidInput."""
     if not _SNAPSHOT.fullmatch(text):
-        raise InvalidInput(
-            f"{text!r} is not a snapshot id: they look like 20261120T234913Z-1f0c9ab2"
-        )
+        raise InvalidInput(f"{text!r} is not a snapshot id, such as 20261120T234913Z-1f0c9ab2")
     made_at(SnapshotId(text))
     return SnapshotId(text)
 

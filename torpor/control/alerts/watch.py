@@ -412,8 +412,8 @@ def of_jobs(jobs: Sequence[WatchedJob], now_unix: float) -> list[Alert]:
             workspace=job.workspace,
             title=f"job {job.job} of workspace {job.workspace} fails again and again",
             cause=f"{job.failures} of its runs have failed in a row: {job.why}",
-            next_step="its machine, if it has one, costs money: see job-status, mend the cause, or "
-            "cancel the job",
+            next_step=f"its machine, if it has one, costs money: `torpor job status {job.job}` "
+            f"says what fails, `torpor job cancel {job.job}` ends the job",
             at_unix=now_unix,
         )
         for job in jobs

@@ -237,7 +237,9 @@ def log_path(spec: WorkspaceSpec, job: str) -> str:
 def job_id(text: str) -> str:
     """Check a job's id; raises InvalidInput."""
     if not is_job_id(text):
-        raise InvalidInput(f"{text!r} is not a job's id: they look like 3f2a9c81d04e")
+        raise InvalidInput(
+            f"{text!r} is not a job's id, such as 3f2a9c81d04e: `torpor job list` shows the ids"
+        )
     return text
 
 

@@ -350,13 +350,14 @@ def _unproven(
         error = EndUnproven(
             f"machine {machine.id} at {provider.identity} was told to end, which the provider has "
             f"accepted and may take up to {ending_s / 3600:.0f} h to do: do not work on it. Until "
-            "then it costs money. reconcile with `abandoned` records its end once that is proven"
+            "then it costs money. `torpor reconcile WORKSPACE --abandoned` records its end once "
+            "that is proven"
         )
     else:
         error = EndUnproven(
             f"machine {machine.id} at {provider.identity} was told to end but its end is not "
             f"proven after {within_s:.0f} s{f' ({fault})' if fault else ''}: it may still cost "
-            "money; check the provider's console, then run reconcile"
+            "money; check the provider's console, then run `torpor reconcile WORKSPACE`"
         )
     error.accepted = accepted
     return error

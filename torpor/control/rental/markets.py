@@ -50,7 +50,8 @@ class Markets:
             if provider.identity == identity:
                 return provider
         raise InvalidInput(
-            f"no provider block is for {identity}: add one, with the account of that rental"
+            f"no provider block is for {identity}: save one on the UI's page Blocks, with a key of "
+            "that account"
         )
 
     def concerned(self, rentals: Collection[Rental]) -> list[Provider]:
@@ -75,12 +76,12 @@ class Markets:
                 and rental.provider not in known
             ):
                 raise InvalidInput(
-                    f"workspace {rental.label.workspace} is on machine {rental.machine} at "
-                    f"{rental.provider}, and no provider block is for {rental.provider}: the "
-                    "machine may hold the newest work and cost money, so no other one is rented. "
-                    "Save the block of that account again; where its API key was changed, write "
-                    f"{rental.provider} into its `account`. If the machine is gone for certain, "
-                    f"name its rental in `gone` of reconcile: {rental.label.rental}"
+                    f"machine {rental.machine} of workspace {rental.label.workspace} may hold its "
+                    f"newest work, and no provider block is for {rental.provider}, its account: no "
+                    "other machine is rented. Save that block again, with "
+                    f"{rental.provider} in its `account` if its API key is new. If the machine is "
+                    f"gone for certain: `torpor reconcile {rental.label.workspace} --gone "
+                    f"{rental.label.rental}`"
                 )
 
 
