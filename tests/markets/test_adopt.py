@@ -194,7 +194,7 @@ def test_a_machine_on_which_a_job_runs_is_not_given_up(mine: Mine) -> None:
     name = mine.opened.spec.name
     record = Job(id="3f2a9c81d04e", workspace=name, block=name, command=["true"], created_unix=1.0)
     job = mine.opened.jobs.take(record, "a run")
-    with pytest.raises(MachineInUse, match=f"job {job.id} .* cancel-job"):
+    with pytest.raises(MachineInUse, match=f"job {job.id} .* `torpor job cancel {job.id}`"):
         run_plainly(mine.opened, adopt, release=True, dry_run=False)
     assert mine.opened.rentals.open()
     mine.opened.jobs.end(job)

@@ -355,7 +355,7 @@ _STEPS = {
     "it listens": "KILL; self._requests = Requests(",
     "its log is open": "KILL; output = log.open_log(request.log)",
     "the child waits": "KILL; os.close(output)",
-    "the child is on record": "KILL; self._written = True  # before it runs",
+    "the child is on record": "KILL; error = self._command.go()",
     "the command runs": "error = self._command.go(); KILL",
     "the command has ended": "KILL; how = f",
 }
