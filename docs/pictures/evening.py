@@ -2,7 +2,7 @@
 
     python3 evening.py WHEEL [RECORDING [SESSION]]    # on a host where torpor never was
 
-SESSION is `evening`, README's commands and the default, or `upkeep`, those of the guide. WHEEL is
+SESSION is `evening`, README's commands and the default, `upkeep`, or `folder`. WHEEL is
 installed with uv; `-` takes the torpor that is on the PATH. It needs Python alone. It prints a
 table: seconds of each command, its exit code, the longest time without a new word on the screen,
 and the lines that 80 columns fold. It ends with status 1 where a command fails. RECORDING gets what
@@ -105,7 +105,36 @@ UPKEEP: Final[Sequence[Step]] = [
     ("torpor spend mywork", []),
     ("torpor down --machines", [YES]),
 ]
-SESSIONS: Final = {"evening": EVENING, "upkeep": UPKEEP}
+TRAIN: Final = r"""printf '%s\n' 'import os' 'os.makedirs("outputs", exist_ok=True)' \
+    'for step in (1, 2, 3):' '    print(f"step {step}: loss {1 / step:.2f}", flush=True)' \
+    'open("outputs/loss.txt", "w").write("0.33\n")' > train.py"""
+HELLO: Final = (
+    '"$(head -1 "$(command -v torpor)" | cut -c3-)" -c \'from blocks import Stack; '
+    'Stack(server=["python3", "-m", "http.server", "8123", "--bind", "127.0.0.1"], port=8123, '
+    'health="/", proof_method="GET", proof_path="/hello.json", proof_answer="says")'
+    '.save("hello", overwrite=True)\''
+)
+"""A stack whose server every machine has."""
+
+FOLDER: Final[Sequence[Step]] = [
+    ("torpor up", [(r"\[report\]: $", "")]),
+    ("torpor init mywork", ANSWERS),
+    ("mkdir train && cd train", []),
+    (TRAIN, []),
+    ("torpor run --bring outputs/ -- python3 train.py", [YES]),
+    ("cat outputs/loss.txt", []),
+    ("torpor create mywork", [YES]),
+    ("""echo '{"says": "hello"}' > hello.json""", []),
+    ("torpor cp hello.json mywork:", []),
+    ("torpor push mywork", []),
+    ("torpor push mywork", []),
+    ("torpor cp mywork:train/outputs best", []),
+    (HELLO, []),
+    ("torpor deploy mywork hello --strategy official", [YES]),
+    ("torpor hibernate mywork", []),
+    ("torpor down --machines", [YES]),
+]
+SESSIONS: Final = {"evening": EVENING, "upkeep": UPKEEP, "folder": FOLDER}
 
 
 class Terminal:
