@@ -45,12 +45,24 @@ class SSHIdentity(Block):
     passphrase: SecretStr | None = Field(
         default=None, description="The passphrase of the key, if it has one."
     )
+    on_record: bool = Field(
+        default=False,
+        title="Keep in the bucket",
+        description=(
+            "Keep the private key, sealed, beside the snapshots of the workspaces that use it, so "
+            "that `torpor recover` on another host can log in to machines that stand. No machine "
+            "can open it; the passphrase is never kept. On for a key that torpor has made; off for "
+            "one of your own, of which you keep a copy yourself. A store without an encryption key "
+            "keeps none."
+        ),
+    )
 
     @classmethod
     def generate(cls, comment: str = "torpor") -> Self:
         """A new ed25519 key without a passphrase."""
         key = asyncssh.generate_private_key("ssh-ed25519", comment=comment)
-        return cls(private_key=SecretStr(key.export_private_key().decode("ascii")))
+        private_key = SecretStr(key.export_private_key().decode("ascii"))
+        return cls(private_key=private_key, on_record=True)
 
     @property
     def public_key(self) -> str:

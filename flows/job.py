@@ -27,6 +27,7 @@ from tasks.jobs import (
     stop_command,
 )
 from tasks.machines import open_session
+from tasks.ownership import check_owner
 from tasks.run_table import shown
 from tasks.runner import runner
 from tasks.runs import CONTINUING
@@ -110,6 +111,7 @@ def job(
         InvalidInput: There is no command, a Secret block is missing, or the workspace cannot be
             used.
         WorkspaceBusy: Another run drives the job.
+        Recovered: Another control side has recovered the workspace, and owns it.
 
     Example:
         Train on spot machines for at most 20 dollars:
@@ -122,6 +124,7 @@ def job(
     """
     opened = open_workspace(workspace)
     probe_store(opened)
+    check_owner(opened)
     record = job_of_run(opened, job, begins=bool(command))
     if record is None:
         check_environment(env, secrets)

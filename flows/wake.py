@@ -17,6 +17,7 @@ from tasks.budgets import what_is_left
 from tasks.flow import flow
 from tasks.job_limits import for_job
 from tasks.machines import hand_over, make_paths, open_session
+from tasks.ownership import check_owner
 from tasks.programs import OWN_MACHINE, Freezer, prove_freezing, start_programs
 from tasks.restore import (
     NEWEST,
@@ -86,6 +87,7 @@ def wake(
         DiskFull: The machine has no room for the snapshot.
         MachineUnfit: The machine's disk cannot hold a file, or `process` is `require` and the
             machine can freeze no programs.
+        Recovered: Another control side has recovered the workspace, and owns it.
 
     Example:
         Wake, and print how to log in, once `torpor ssh --setup` has been run:
@@ -107,6 +109,7 @@ def wake(
     probe_store(opened)
     if dry_run:
         return _offers(opened, snapshot, machine)
+    check_owner(opened)
     return wake_workspace(opened, snapshot, machine, full_check)
 
 

@@ -156,8 +156,8 @@ def _look_at(
             mine = opened.rentals.open(unread) if rentals is None else rentals[0]
             jobs = jobs_of.result()
             newest, receipt = newest_of.result()
-        rented = any(one.state != "ended" for one in mine)
-        rented = rented or any("/open/" in key for key in unread)  # a machine may be there
+        mine = [one for one in mine if one.state != "ended"]
+        rented = bool(mine) or any("/open/" in key for key in unread)  # a machine may be there
         nodes = list[Rental]()
         if any(job.nodes > 1 for job in jobs):
             nodes = nodes_of(opened).rentals.open(unread) if rentals is None else rentals[1]
@@ -192,6 +192,11 @@ def _look_at(
     there = [(machine, rental) for machine, rental in found if not _is_ending(machine, rental)]
     doubtful = any("/rentals/open/" in key for key in unread)
     if not there:
+        try:
+            opened.markets.check_reached(mine)
+        except TorporError as error:
+            trouble = seen.trouble or str(error)
+            return msgspec.structs.replace(seen, state="awake?", trouble=trouble)
         return msgspec.structs.replace(seen, state="awake?" if doubtful else seen.state)
     whole = all(rental is not None and rental.state == "handed over" for _, rental in there)
     return msgspec.structs.replace(

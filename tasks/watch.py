@@ -150,7 +150,8 @@ def close_gone(
 ) -> AllMachines:
     """What there is once the rentals of machines that have gone are closed. One that cannot be
     looked for stays open: unknown is not gone. A loss is remembered first: the next look tells of
-    it, should this one be killed. ``newest``: when each workspace's newest snapshot was made."""
+    it, should this one be killed. ``workspaces``: those whose rentals may be closed. ``newest``:
+    when each workspace's newest snapshot was made."""
     of = {name: opened for opened in workspaces for name in names_of(opened.spec.name)}
     left: list[Finding] = []
     lost: list[Alert] = []
@@ -173,6 +174,8 @@ def _close(
     if rental is None or rental.machine is None or finding.kind == "at another provider":
         return False, []
     name, alerts = rental.label.workspace, list[Alert]()
+    if name not in of:
+        return False, []
     try:
         first = partial(_foretell, of[name], alerts, newest)
         by = renter(of[name].under(name))

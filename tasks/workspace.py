@@ -13,7 +13,9 @@ import msgspec
 
 from blocks import Workspace
 from blocks.budget import open_all_budgets
+from blocks.control_side import own_side
 from blocks.reference import loading_once
+from blocks.settings import settings_of
 from blocks.workspace import open_all_providers, open_each_provider
 from torpor.control.hosts import KnownHosts
 from torpor.control.jobs.records import Jobs
@@ -26,6 +28,7 @@ from torpor.control.remote.ssh import Identity
 from torpor.control.rental.markets import Markets
 from torpor.control.rental.records import Rentals
 from torpor.control.store.object_store import ObjectStore
+from torpor.control.store.workspace_records import Settings
 from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.format.keys import Seal, workspace_key
@@ -122,11 +125,27 @@ class OpenWorkspace(StoredWorkspace):
     store_price: Callable[[], StorePrice | None] = field(default=lambda: None, repr=False)
     """Loads what the store costs; None if unknown."""
     store_key: bytes | None = field(default=None, repr=False)
+    side: str = ""
+    """This control side, as records name it."""
+    store_block: str = ""
+    """The Object Store block, as the Workspace block names it."""
+    settings: Callable[[], Settings | None] = field(default=lambda: None, repr=False)
+    """Loads what its blocks hold, for its record in the bucket; None if its block is not saved."""
+    of_block: WorkspaceName | None = None
+    """The workspace of its block, where this is a reserved name of it."""
     left: Sequence[str] = ()
     """What the snapshot that is to be woken lacks, for people: what was left behind on its machine,
     the work of others."""
     places: Sequence[str] = ()
     """The paths of that snapshot's directories on its machine; empty where they are unknown."""
+
+    @property
+    def root(self) -> WorkspaceName:
+        """The workspace of its block, which has an owner, also under a reserved name of it."""
+        return self.of_block or self.spec.name
+
+    def under(self, name: WorkspaceName) -> OpenWorkspace:
+        return replace(super().under(name), of_block=self.root)
 
     @property
     def freezing(self) -> OpenWorkspace:
@@ -172,7 +191,15 @@ class OpenWorkspace(StoredWorkspace):
                 f"workspace {self.spec.name} is in a store block without a key, where no files of "
                 "a home are kept"
             )
-        return replace(self, spec=home.spec, key=home.key, providers=(), others=tuple, each=tuple)
+        return replace(
+            self,
+            spec=home.spec,
+            key=home.key,
+            providers=(),
+            others=tuple,
+            each=tuple,
+            of_block=self.root,
+        )
 
     def base_key(self, name: WorkspaceName) -> bytes | None:
         """The key that seals that environment; None where this workspace stays plain."""
@@ -197,6 +224,8 @@ class OpenWorkspace(StoredWorkspace):
             store = block.open_store(on_away)
             identity = block.open_identity()
             store_key, price = block.store_key(), block.store_price()
+            side = own_side()
+        saved = block._block_document_name is not None
         return cls(
             spec=spec,
             store=store,
@@ -210,6 +239,11 @@ class OpenWorkspace(StoredWorkspace):
             store_price=lambda: price,
             key=None if store_key is None else workspace_key(store_key, spec.name),
             store_key=store_key,
+            side=side,
+            store_block=block.store.rpartition("/")[2],
+            settings=cache(
+                lambda: settings_of(block, sealed=store_key is not None) if saved else None
+            ),
         )
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from cyclopts import Parameter
@@ -22,6 +22,11 @@ from torpor.shared.plain_text import short
 from torpor.shared.values import Want, machine_path, workspace_name
 from torpor_cli.question import answer
 from torpor_cli.server import connected
+
+if TYPE_CHECKING:
+    from prefect_aws import AwsCredentials
+
+    from blocks import ObjectStore
 
 Several = Annotated[list[str] | None, Parameter(negative=())]
 STORE_VARIABLE: Final = "AWS_SECRET_ACCESS_KEY"
@@ -135,6 +140,7 @@ def init(
         )
         save_new(undo, block, name)
         undo.pop_all()
+        keep_on_record(name)
         say_of_this_home(paths)
         say(f"workspace   {name} is saved")
         say(f"            `torpor offers {name}` shows what to rent")
@@ -161,17 +167,74 @@ def _store(
     made, but for the key: once the store has answered, another command may have stored something
     with it, and the next `init` of this name takes it again."""
     from prefect_aws import AwsCredentials
-    from pydantic import SecretStr
 
     from blocks import ObjectStore
-    from torpor.control.store.s3 import bucket_name
 
-    kind: Any = "other" if bucket and not flavour else _flavour(flavour)
+    kind: Any = "other" if bucket and not flavour else kind_of_store(flavour)
     if kind == "default":
         return "default"
     _check_free(ObjectStore, name)
     _check_free(AwsCredentials, name)
-    key_file = _key_file(name)
+    key_file = key_file_of(name)
+    said = asked_store(kind, bucket, endpoint, region, access_key)
+    new_key = not key_file.exists()
+    key = kept_key(key_file)
+    try:
+        save_new(undo, said.login(), name)
+        save_new(undo, said.block(name, key), name)
+        try_store(name)
+    except TorporError:
+        if new_key:  # nothing was stored with it
+            key_file.unlink(missing_ok=True)
+        raise
+    say_key(key_file)
+    return name
+
+
+class StoreAnswers(NamedTuple):
+    """A bucket and its login, as the options and the person at the terminal name them."""
+
+    kind: Any
+    bucket: str
+    endpoint: str
+    region: str
+    access_key: str
+    secret_key: str
+
+    def login(self) -> AwsCredentials:
+        from prefect_aws import AwsCredentials
+        from pydantic import SecretStr
+
+        return AwsCredentials(
+            aws_access_key_id=self.access_key, aws_secret_access_key=SecretStr(self.secret_key)
+        )
+
+    def block(self, name: str, key: str, prefix: str = "") -> ObjectStore:
+        """The Object Store block; ``key`` is empty where the store is plain."""
+        from pydantic import SecretStr
+
+        from blocks import ObjectStore
+
+        block: ObjectStore = made(
+            lambda: ObjectStore(
+                flavour=self.kind,
+                bucket=self.bucket,
+                endpoint_url=self.endpoint,
+                region=self.region,
+                prefix=prefix,
+                credentials=f"aws-credentials/{name}",
+                encryption_key=SecretStr(key) if key else None,
+            )
+        )
+        return block
+
+
+def asked_store(
+    kind: Any, bucket: str, endpoint: str, region: str, access_key: str
+) -> StoreAnswers:
+    """What the options do not give is asked; nothing is saved."""
+    from torpor.control.store.s3 import bucket_name
+
     bucket = _answered("Bucket, which must exist", "", bucket_name, bucket or None)
     if not endpoint and not region:
         endpoint, region = _place(kind)
@@ -179,36 +242,26 @@ def _store(
     if kind in _STORE_KEYS and not (access_key and os.environ.get(STORE_VARIABLE)):
         say(f"Keys are made at {_STORE_KEYS[kind]}")
     access_key = access_key or _answered("Id of the access key", "", _something)
-    secret = _secret("Secret access key", STORE_VARIABLE)
-    new_key = not key_file.exists()
-    key = secret_file(key_file, lambda: ObjectStore.new_encryption_key().get_secret_value())
-    try:
-        block = made(
-            lambda: ObjectStore(
-                flavour=kind,
-                bucket=bucket,
-                endpoint_url=endpoint,
-                region=region,
-                credentials=f"aws-credentials/{name}",
-                encryption_key=SecretStr(key),
-            )
-        )
-        keys = AwsCredentials(aws_access_key_id=access_key, aws_secret_access_key=SecretStr(secret))
-        save_new(undo, keys, name)
-        save_new(undo, block, name)
-        try_store(name)
-    except TorporError:
-        if new_key:  # nothing was stored with it
-            key_file.unlink(missing_ok=True)
-        raise
-    say(f"key         {key_file} seals the snapshots. Keep a copy: without it they are lost.")
-    return name
+    secret = ask_secret("Secret access key", STORE_VARIABLE)
+    return StoreAnswers(kind, bucket, endpoint, region, access_key, secret)
 
 
-def _key_file(name: str) -> Path:
+def kept_key(file: Path, key: str = "") -> str:
+    """What the file of a store's key on this host holds: ``key``, or a new one, where nothing
+    was."""
+    from blocks import ObjectStore
+
+    def new() -> str:
+        return key or ObjectStore.new_encryption_key().get_secret_value()
+
+    return secret_file(file, new)
+
+
+def key_file_of(name: str, key: str = "") -> Path:
     """Where this host keeps the key of a new store. Each server has its own folder, as stores of
     the same name differ. InvalidInput where nobody can say whether an earlier key of that name is
-    this server's: a host that is given by PREFECT_API_URL once kept each key in ``keys`` itself."""
+    this server's: a host that is given by PREFECT_API_URL once kept each key in ``keys`` itself.
+    ``key``: what the store is known to have; a file that holds it is no doubt."""
     keys, choice = state_folder() / "keys", choose_server()
     if choice is None or choice.taken.source == "installation":
         return keys / name
@@ -217,6 +270,7 @@ def _key_file(name: str) -> Path:
     # By `ssh -L`, an address of this host may be of several servers, one after the other.
     is_one = choice.taken.source != "connection" or not is_this_host(parts.hostname or "")
     earlier = [one for one in (file, keys / name, *keys.glob(f"*/{name}")) if one.exists()]
+    earlier = [one for one in earlier if not key or one.read_text().strip() != key]
     if earlier and not (is_one and earlier[0] == file):
         raise InvalidInput(
             f"{earlier[0]} is a key of a store {name}, perhaps one of another server than "
@@ -226,7 +280,11 @@ def _key_file(name: str) -> Path:
     return file
 
 
-def _flavour(given: str) -> Any:
+def say_key(file: Path) -> None:
+    say(f"key         {file} seals the snapshots. Keep a copy: without it they are lost.")
+
+
+def kind_of_store(given: str) -> Any:
     """The kind of store, or `default` for the one on this host."""
 
     def known(said: str) -> str:
@@ -308,10 +366,10 @@ def _provider(undo: ExitStack, market: str) -> str:
         needed = [name for name, field in fields.items() if field.is_required()]
         needed.remove("api_key")
         more = {
-            name: _secret(f"{fields[name].title} of {market}", f"TORPOR_MARKET_{name.upper()}")
+            name: ask_secret(f"{fields[name].title} of {market}", f"TORPOR_MARKET_{name.upper()}")
             for name in needed
         }
-        key = _secret(f"{fields['api_key'].title} of {market}", MARKET_VARIABLE)
+        key = ask_secret(f"{fields['api_key'].title} of {market}", MARKET_VARIABLE)
         block = made(lambda: kind(api_key=key, **more))
         block.open().check("")
         save_new(undo, block, "default")
@@ -350,6 +408,21 @@ def try_market(reference: str) -> None:
     say(short(f"market      {opened.identity}: account {account.name}{balance}"))
     for note in account.notes:
         say(f"            {note}")
+
+
+def keep_on_record(name: str) -> None:
+    """Keep what the blocks of a workspace hold in its bucket, for `torpor recover`. Where that
+    fails, the next flow does it."""
+    from tasks.ownership import check_owner
+    from tasks.workspace_blocks import open_workspace
+
+    def warn(words: str) -> None:
+        say(f"torpor: warning: {words}", sys.stderr)
+
+    try:
+        check_owner(open_workspace(name), warn)
+    except Exception as error:  # noqa: BLE001 - the block is saved; Prefect's client raises any
+        warn(f"the settings of {name} are not in its bucket: {error}")
 
 
 def _limit(reference: str, gpu: str) -> float:
@@ -472,9 +545,12 @@ def _answered(
             say(f"torpor: {error}", sys.stderr)
 
 
-def _secret(question: str, variable: str) -> str:
+def ask_secret(question: str, variable: str, *, needed: bool = True) -> str:
+    """``needed``: else nothing is an answer, also where nobody is at the terminal."""
     if given := os.environ.get(variable):
         return given
+    if not sys.stdin.isatty() and not needed:
+        return ""
     if not sys.stdin.isatty():
         raise InvalidInput(f"nobody is at the terminal to answer: {question}? Set {variable}")
     try:

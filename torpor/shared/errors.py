@@ -4,7 +4,8 @@
     ├── InvalidInput            the user named something that cannot be; nothing was touched
     │   ├── WorkspaceInvalid    a workspace path is missing, empty, unreadable or not a directory
     │   ├── WorkspaceAwake      the workspace is on a machine already: no other one is rented
-    │   └── WorkspaceAsleep     it is on no machine, which what was asked for needs
+    │   ├── WorkspaceAsleep     it is on no machine, which what was asked for needs
+    │   └── BudgetUnread        a budget names a workspace that is not here: nothing is rented
     ├── StoreError              the object store
     │   ├── StoreDenied         403: credentials or grant refused
     │   ├── StoreArchived       the object is in an archive: ask for its restore first
@@ -54,6 +55,7 @@
     │   │   └── MachineUnread   a list has a machine that may be ours and cannot be read
     │   └── NotOurs             the machine does not carry our label and rental
     │       └── HandedOver      another run has handed it to its user meanwhile
+    │           └── Recovered   another control side has recovered the workspace, and owns it
     ├── BudgetExceeded          what was to be rented would cost more than a budget allows
     ├── JobFailed               a job has ended without success; its work is stored
     ├── NotDelivered            a notification block did not accept a message
@@ -109,6 +111,10 @@ class WorkspaceAwake(InvalidInput):
 
 class WorkspaceAsleep(InvalidInput):
     snapshot: str = ""
+
+
+class BudgetUnread(InvalidInput):
+    pass
 
 
 class StoreError(TorporError):
@@ -306,6 +312,10 @@ class NotOurs(ProviderError):
 
 
 class HandedOver(NotOurs):
+    pass
+
+
+class Recovered(HandedOver):
     pass
 
 

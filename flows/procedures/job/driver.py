@@ -29,6 +29,7 @@ from tasks.jobs import (
 )
 from tasks.lineage import lacks
 from tasks.machines import end_abandoned, open_session, renting, session_with
+from tasks.ownership import check_still_owner, warn_or_recovered
 from tasks.progress import doing, now
 from tasks.runner import runner
 from tasks.runs import GONE
@@ -48,6 +49,7 @@ from torpor.control.safety import Verified
 from torpor.control.store.manifests import snapshot_ids
 from torpor.shared.errors import (
     BudgetExceeded,
+    BudgetUnread,
     CreateFailed,
     EndUnproven,
     HandedOver,
@@ -56,6 +58,7 @@ from torpor.shared.errors import (
     MachineInUse,
     NoOffer,
     ProviderError,
+    Recovered,
     SnapshotError,
     StoreError,
     StoreUnavailable,
@@ -105,6 +108,7 @@ def driving(
     limits = Limits(opened)
 
     def look_at_own_run(job: Job) -> None:
+        warn_or_recovered(opened)  # the limits of its money and time hold in any case
         stop_if_cancelled(opened, job, state_of(runner().run))
         _heed_approval(opened, driven)
         limits.look(driven.job)
@@ -210,6 +214,7 @@ class Driver:
         job."""
         self._driven.check()
         try:
+            check_still_owner(self.opened)
             yield
             self._troubles = 0
         except TorporError as error:
@@ -545,10 +550,13 @@ class Driver:
 
     def wait_after(self, error: TorporError) -> None:
         """Wait after a wake that failed, or end the job."""
+        if isinstance(error, Recovered):
+            raise error  # its owner goes on with the job
         if isinstance(error, WorkspaceAwake | WorkspaceBusy | HandedOver):
             self._say_waiting(f"another run wakes this workspace or has woken it: {error}")
             raise WorkspaceAwake(str(error)) from error  # its machine is found in the next look
-        if isinstance(error, NoOffer | CreateFailed | EndUnproven):  # each look tries to end it
+        waits = isinstance(error, NoOffer | CreateFailed | EndUnproven)  # each look tries to end it
+        if waits or isinstance(error, BudgetUnread):  # a person mends the budget
             self._refusals += 1
             seconds = wait_s(self._refusals)
             self._say_waiting(f"{error}. The next look is in {seconds:.0f} s")

@@ -28,7 +28,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """What a look saw, and what it could not see. ``budgets``: None where no machine is in use, so
     that none was read. ``named``: the blocks of each workspace. ``unread``: the workspaces whose
     store or jobs could not be read. ``some``: it was not at all workspaces of the installation.
-    ``overview``: what each costs."""
+    ``overview``: what each costs. ``not_own``: why nothing is done for a workspace."""
 
     report: WatchReport
     at_markets: AllMachines
@@ -38,6 +38,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     unread: Sequence[str]
     some: bool
     overview: Overviews
+    not_own: Mapping[WorkspaceName, str] = msgspec.field(default_factory=dict)
 
 
 class Alarms(msgspec.Struct, frozen=True):
@@ -54,9 +55,12 @@ def see_alarms(look: Observation, faults: list[Exception]) -> Alarms:
     """What is wrong now."""
     report, now_unix = look.report, look.report.at_unix
     shown = [(f.machine, f.rental) for f in look.at_markets.findings if f.machine and f.rental]
+    out_of_reach = {one.workspace for one in report.watched if one.kind == "unknown"}
+    told = {*look.unread, *out_of_reach}
     found = [
         *watch.of_machines(report.watched, now_unix),
         *watch.of_idle(report.watched, now_unix),
+        *watch.of_owners(look.not_own, now_unix),
         *watch.of_saves(report.watched, now_unix),
         *look.at_markets.lost,
         *watch.of_left(report.left, now_unix),
@@ -64,7 +68,7 @@ def see_alarms(look: Observation, faults: list[Exception]) -> Alarms:
         *watch.of_providers(look.at_markets.silent, now_unix),
         *watch.of_jobs(report.jobs, now_unix),
         *watch.of_missed(report, look.named),
-        *watch.of_records(look.overview, _blocks(look, look.unread), now_unix),
+        *watch.of_records(look.overview, _blocks(look, told), now_unix),
     ]
     kinds: set[str] = set()
     if look.at_markets.silent:  # what these would show is not known
