@@ -32,6 +32,7 @@ from torpor_cli import (
     smoke,
     snapshots,
     status,
+    store_keys,
     top,
 )
 from torpor_cli.exit_codes import INTERRUPTED, WRONG_USE, explained
@@ -55,7 +56,6 @@ app = App(
 )
 MACHINES: Final = Group("Machines", sort_key=1)
 SNAPSHOTS: Final = Group("Snapshots", sort_key=2)
-HERE: Final = Group("This installation", sort_key=4)
 
 COMMANDS: Final[dict[Group, tuple[Callable[..., int | None], ...]]] = {
     MACHINES: (
@@ -84,7 +84,7 @@ COMMANDS: Final[dict[Group, tuple[Callable[..., int | None], ...]]] = {
         snapshots.prune,
     ),
     jobs.JOBS: (running.run,),
-    HERE: (
+    store_keys.HERE: (
         installation.demo,
         installation.up,
         setup.init,
@@ -101,9 +101,10 @@ for group, commands in COMMANDS.items():
     for command in commands:
         app.command(command, group=group)
 app.command(jobs.job)
+app.command(store_keys.store)
 PASSING_ON: Final = (("ssh",), ("job", "run"), ("run",))
 """Commands that pass words on to a machine."""
-app.register_install_completion_command(name="completion", group=HERE)
+app.register_install_completion_command(name="completion", group=store_keys.HERE)
 
 
 def main() -> None:

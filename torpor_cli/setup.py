@@ -5,23 +5,30 @@ from __future__ import annotations
 import getpass
 import math
 import os
+import secrets
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
-from deployments.installation import secret_file
 from deployments.terminal import say
-from torpor.control.own_server import USUAL_PORTS, choose_server, is_this_host, state_folder
-from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled, TorporError
+from torpor.control.own_server import choose_server, is_this_host, state_folder
+from torpor.shared.errors import InvalidInput, NoOffer, RecordRefused, RunCancelled, WrongKey
+from torpor.shared.format.keys import KEY_BYTES
 from torpor.shared.plain_text import short
-from torpor.shared.values import Want, machine_path, workspace_name
+from torpor.shared.values import Want, WorkspaceName, machine_path, workspace_name
 from torpor_cli.question import answer
 from torpor_cli.server import connected
+
+if TYPE_CHECKING:
+    from torpor.control.store.key_objects import KeyObjects
+    from torpor.control.store.s3 import S3Store
+    from torpor.shared.format.user_keys import UserKey
 
 Several = Annotated[list[str] | None, Parameter(negative=())]
 STORE_VARIABLE: Final = "AWS_SECRET_ACCESS_KEY"
@@ -62,6 +69,9 @@ _MARKET_KEYS: Final = {
 }
 """Where the keys of a market are made."""
 
+FIRST_LABEL: Final = "first key"
+"""Of the key that a new store is made with."""
+
 AnswerT = TypeVar("AnswerT")
 
 
@@ -71,6 +81,7 @@ def init(
     store: str = "",
     flavour: str = "",
     bucket: str = "",
+    prefix: str = "",
     endpoint: str = "",
     region: str = "",
     access_key: str = "",
@@ -91,6 +102,7 @@ def init(
         store: The Object Store block, if you have one; `default` is the store on this host.
         flavour: The kind of the new bucket's store: s3, r2, b2, wasabi, minio, seaweedfs or other.
         bucket: The bucket. It must exist.
+        prefix: What the names of all objects in the bucket begin with; empty for none.
         endpoint: The store's address.
         region: The store's region.
         access_key: The id of the access key.
@@ -108,7 +120,9 @@ def init(
         name = _answered(
             "Name of the workspace", "mywork", lambda said: _free_name(Workspace, said), workspace
         )
-        chosen_store = store or _store(undo, name, flavour, bucket, endpoint, region, access_key)
+        chosen_store = store or _store(
+            undo, name, flavour, bucket, prefix, endpoint, region, access_key
+        )
         if chosen_store != name:
             try_store(chosen_store)
         chosen_provider = provider or _provider(undo, market)
@@ -153,6 +167,7 @@ def _store(
     name: str,
     flavour: str,
     bucket: str,
+    prefix: str,
     endpoint: str,
     region: str,
     access_key: str,
@@ -164,14 +179,15 @@ def _store(
     from pydantic import SecretStr
 
     from blocks import ObjectStore
-    from torpor.control.store.s3 import bucket_name
+    from torpor.control.store.s3 import S3Store, bucket_name
+    from torpor.control.store.signatures import place_of
 
     kind: Any = "other" if bucket and not flavour else _flavour(flavour)
     if kind == "default":
         return "default"
     _check_free(ObjectStore, name)
     _check_free(AwsCredentials, name)
-    key_file = _key_file(name)
+    _check_key_file(name)
     bucket = _answered("Bucket, which must exist", "", bucket_name, bucket or None)
     if not endpoint and not region:
         endpoint, region = _place(kind)
@@ -180,42 +196,99 @@ def _store(
         say(f"Keys are made at {_STORE_KEYS[kind]}")
     access_key = access_key or _answered("Id of the access key", "", _something)
     secret = _secret("Secret access key", STORE_VARIABLE)
-    new_key = not key_file.exists()
-    key = secret_file(key_file, lambda: ObjectStore.new_encryption_key().get_secret_value())
-    try:
-        block = made(
-            lambda: ObjectStore(
-                flavour=kind,
-                bucket=bucket,
-                endpoint_url=endpoint,
-                region=region,
-                credentials=f"aws-credentials/{name}",
-                encryption_key=SecretStr(key),
-            )
+    block = made(
+        lambda: ObjectStore(
+            flavour=kind,
+            bucket=bucket,
+            prefix=prefix,
+            endpoint_url=endpoint,
+            region=region,
+            credentials=f"aws-credentials/{name}",
         )
-        keys = AwsCredentials(aws_access_key_id=access_key, aws_secret_access_key=SecretStr(secret))
-        save_new(undo, keys, name)
-        save_new(undo, block, name)
-        try_store(name)
-    except TorporError:
-        if new_key:  # nothing was stored with it
-            key_file.unlink(missing_ok=True)
-        raise
-    say(f"key         {key_file} seals the snapshots. Keep a copy: without it they are lost.")
+    )
+    keys = AwsCredentials(aws_access_key_id=access_key, aws_secret_access_key=SecretStr(secret))
+    save_new(undo, keys, name)
+    store = S3Store.connect(block.reach())
+    _probe(store)
+    file, key = _first_key(name, store, place_of(bucket, prefix))
+    block.encryption_key = SecretStr(key.text)
+    save_new(undo, block, name)
+    say(f"key         {file} opens the snapshots. Keep a copy: without it they are lost.")
+    say(f"            `torpor store sheet {name}` prints the store key, which opens any copy.")
     return name
 
 
-def _key_file(name: str) -> Path:
-    """Where this host keeps the key of a new store. Each server has its own folder, as stores of
-    the same name differ. InvalidInput where nobody can say whether an earlier key of that name is
-    this server's: a host that is given by PREFECT_API_URL once kept each key in ``keys`` itself."""
-    keys, choice = state_folder() / "keys", choose_server()
+def _first_key(name: str, store: S3Store, place: str) -> tuple[Path, UserKey]:
+    """The key of a new block, and its file: one of this host that opens the store, or, in a store
+    without any, a new key with a new store key. No key is of two stores."""
+    from torpor.control.store.key_objects import KeyObjects
+    from torpor.shared.format.user_keys import UserKey
+    from torpor_cli.key_files import keep_key, kept_keys, key_file
+
+    objects, own = KeyObjects(store, place), key_file(name)
+    for file, key in kept_keys(name):
+        if key.opens:
+            with suppress(WrongKey, *([] if file == own else [RecordRefused])):
+                objects.open(key)
+                return file, key
+        elif file == own:
+            _check_store_key(objects, key.secret)
+            return file, key
+    there = f"keys labelled {labels}" if (labels := objects.labels()) else ""
+    if not there and store.holds_any("workspaces/"):
+        there = "snapshots that were sealed with a key of their own, or with none"
+    if there:
+        raise InvalidInput(
+            f"{store.address} has {there}, and no key in {own.parent} opens it: write a key of "
+            f"that store, such as the one of its recovery sheet, into {own}, and give the command "
+            "again. If a store block of yours is of this bucket and prefix, name it in --store. "
+            "For a new store, take another bucket or --prefix"
+        )
+    key, store_key = UserKey.new(), secrets.token_bytes(KEY_BYTES)
+    keep_key(name, key)
+    objects.add(key, store_key, FIRST_LABEL, time.time())
+    if objects.ids() != [key.id]:
+        objects.remove(key.id, UserKey(store_key, opens=False))
+        raise InvalidInput(
+            f"somebody else has made a store in {store.address} at the same moment: the key of "
+            "this one was withdrawn. Give the command again once the other one is done"
+        )
+    return own, key
+
+
+def _check_store_key(objects: KeyObjects, store_key: bytes) -> None:
+    """WrongKey where the store has key objects or snapshots, and none of them was made with this
+    store key. The key objects of a copied store are of another bucket or prefix."""
+    from torpor.control.store.key_check import check_sealed_with
+    from torpor.control.store.key_objects import MOST_READ
+
+    names = {found.key.split("/")[1] for found in objects.store.list("workspaces/")}
+    known = map(WorkspaceName, sorted(names))
+    sealed = check_sealed_with(objects.store, store_key, known, all_fit=False)
+    ids = objects.ids()
+    if (
+        ids
+        and not sealed.fits
+        and not any(objects.read(one, store_key).genuine for one in ids[:MOST_READ])
+    ):
+        raise WrongKey(
+            f"{objects.store.address} has keys labelled {objects.labels()}, none of which was made "
+            "with the store key in the key file: it is of another store. Nothing was changed"
+        )
+
+
+def _check_key_file(name: str) -> None:
+    """InvalidInput where nobody can say whether an earlier key of that name is this server's: a
+    host that is given by PREFECT_API_URL once kept each key in ``keys`` itself."""
+    from torpor_cli.key_files import KEYS, key_file
+
+    choice, file = choose_server(), key_file(name)
     if choice is None or choice.taken.source == "installation":
-        return keys / name
-    parts = urlsplit(choice.taken.api_url)
-    file = keys / f"{parts.hostname}:{parts.port or USUAL_PORTS[parts.scheme]}" / name
+        return
     # By `ssh -L`, an address of this host may be of several servers, one after the other.
-    is_one = choice.taken.source != "connection" or not is_this_host(parts.hostname or "")
+    host = urlsplit(choice.taken.api_url).hostname or ""
+    is_one = choice.taken.source != "connection" or not is_this_host(host)
+    keys = state_folder() / KEYS
     earlier = [one for one in (file, keys / name, *keys.glob(f"*/{name}")) if one.exists()]
     if earlier and not (is_one and earlier[0] == file):
         raise InvalidInput(
@@ -223,7 +296,6 @@ def _key_file(name: str) -> Path:
             f"{choice.taken.api_url}. Choose another name, or move that file to another place: a "
             "store that was made with this key needs it"
         )
-    return file
 
 
 def _flavour(given: str) -> Any:
@@ -335,7 +407,10 @@ def try_store(name: str) -> None:
     from blocks import ObjectStore
     from blocks.reference import load
 
-    opened = load(name, (ObjectStore,), of="").open()
+    _probe(load(name, (ObjectStore,), of="").open())
+
+
+def _probe(opened: S3Store) -> None:
     opened.probe()
     say(f"store       {opened.address}: wrote, read, listed and deleted a scratch object")
 

@@ -29,7 +29,9 @@ class ObjectStore(Protocol):
 
     @property
     def signer(self) -> Signer:
-        """Signs and checks the records of this store. InvalidInput where nobody gave it a key."""
+        """Signs and checks the records of this store. InvalidInput where nobody gave it a key. The
+        first use may read the key from the store, and raises then as ``get`` does; WrongKey where
+        the key that was given opens none."""
 
     def probe(self) -> Capabilities:
         """Write, read and delete scratch objects to see what the store can do.
