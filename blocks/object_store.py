@@ -21,7 +21,6 @@ from blocks.reference import LOGOS, Reference
 from torpor.control.own_server import is_this_host
 from torpor.control.store.key_objects import KeyObjects, opened_key
 from torpor.control.store.s3 import RootOf, S3Settings, S3Store
-from torpor.control.store.signatures import place_of
 from torpor.control.store_prices import StorePrice, price_of
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.keys import KEY_BYTES
@@ -95,9 +94,9 @@ class ObjectStore(Block):
         default=None,
         description=(
             "32 bytes in base64 or hexadecimal, which seal the snapshots; or a key of "
-            "`torpor store add-key`, which opens the store. Snapshots are sealed before they leave "
-            "a machine. Keep a copy elsewhere: without a key they are lost. None: snapshots stay "
-            "plain."
+            "`torpor store add-key NAME --label escrow`, which opens the store. Snapshots are "
+            "sealed before they leave a machine. Keep a copy elsewhere: without a key they are "
+            "lost. None: snapshots stay plain."
         ),
     )
 
@@ -168,7 +167,7 @@ class ObjectStore(Block):
 
     def key_objects(self) -> KeyObjects:
         """The key objects of the store."""
-        return KeyObjects(S3Store.connect(self.reach()), place_of(self.bucket, self.prefix))
+        return KeyObjects(S3Store.connect(self.reach()))
 
     def price(self) -> StorePrice | None:
         """What it costs: its own prices, where it has none its flavour's; None if unknown."""
@@ -180,7 +179,7 @@ class ObjectStore(Block):
         user_key = self.user_key()
         if user_key is None or not user_key.opens:
             return None if user_key is None else user_key.secret
-        return partial(opened_key, user_key, place_of(self.bucket, self.prefix))
+        return partial(opened_key, user_key)
 
     def key(self) -> bytes | None:
         """The store key itself; None if snapshots stay plain. Where the block's key opens a key

@@ -18,7 +18,14 @@ from cyclopts import Parameter
 
 from deployments.terminal import say
 from torpor.control.own_server import choose_server, is_this_host, state_folder
-from torpor.shared.errors import InvalidInput, NoOffer, RecordRefused, RunCancelled, WrongKey
+from torpor.shared.errors import (
+    InvalidInput,
+    KeyDamaged,
+    KeyUnknown,
+    NoOffer,
+    RunCancelled,
+    WrongKey,
+)
 from torpor.shared.format.keys import KEY_BYTES
 from torpor.shared.plain_text import short
 from torpor.shared.values import Want, WorkspaceName, machine_path, workspace_name
@@ -180,7 +187,6 @@ def _store(
 
     from blocks import ObjectStore
     from torpor.control.store.s3 import S3Store, bucket_name
-    from torpor.control.store.signatures import place_of
 
     kind: Any = "other" if bucket and not flavour else _flavour(flavour)
     if kind == "default":
@@ -210,7 +216,7 @@ def _store(
     save_new(undo, keys, name)
     store = S3Store.connect(block.reach())
     _probe(store)
-    file, key = _first_key(name, store, place_of(bucket, prefix))
+    file, key = _first_key(name, store)
     block.encryption_key = SecretStr(key.text)
     save_new(undo, block, name)
     say(f"key         {file} opens the snapshots. Keep a copy: without it they are lost.")
@@ -218,17 +224,17 @@ def _store(
     return name
 
 
-def _first_key(name: str, store: S3Store, place: str) -> tuple[Path, UserKey]:
+def _first_key(name: str, store: S3Store) -> tuple[Path, UserKey]:
     """The key of a new block, and its file: one of this host that opens the store, or, in a store
-    without any, a new key with a new store key. No key is of two stores."""
+    without any, a new key with a new store key. A key is of one store and its copies."""
     from torpor.control.store.key_objects import KeyObjects
     from torpor.shared.format.user_keys import UserKey
     from torpor_cli.key_files import keep_key, kept_keys, key_file
 
-    objects, own = KeyObjects(store, place), key_file(name)
+    objects, own = KeyObjects(store), key_file(name)
     for file, key in kept_keys(name):
         if key.opens:
-            with suppress(WrongKey, *([] if file == own else [RecordRefused])):
+            with suppress(KeyUnknown, *([] if file == own else [KeyDamaged])):
                 objects.open(key)
                 return file, key
         elif file == own:
@@ -258,7 +264,7 @@ def _first_key(name: str, store: S3Store, place: str) -> tuple[Path, UserKey]:
 
 def _check_store_key(objects: KeyObjects, store_key: bytes) -> None:
     """WrongKey where the store has key objects or snapshots, and none of them was made with this
-    store key. The key objects of a copied store are of another bucket or prefix."""
+    store key."""
     from torpor.control.store.key_check import check_sealed_with
     from torpor.control.store.key_objects import MOST_READ
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import App, Group, Parameter
 
 from deployments.terminal import say
-from torpor.shared.errors import InvalidInput, RecordRefused, TorporError, WrongKey
+from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.plain_text import plain
 from torpor.shared.values import WorkspaceName
 from torpor_cli.output import print_rows
@@ -123,6 +123,11 @@ def remove_key(name: str, key: str, *, yes: Flag = False) -> None:
                 f"keys/{one.id} in {_place(found)} was not made with a key of this store: it may "
                 "be the only key of another one. If it is junk, delete it at the store's console"
             )
+        if used := _users(found, one.id):
+            raise InvalidInput(
+                f"the key {one.id[:8]} is the one that object-store/{used[0]} uses: `torpor store "
+                f"rotate {used[0]}` replaces it"
+            )
         label = plain(one.found.label)
         if not yes:
             confirm(
@@ -183,7 +188,8 @@ def sheet(name: str = "default", *, into: str = "") -> None:
 
 def _open(name: str, *, check: bool = True, all_fit: bool = False) -> _Opened:
     """The block, and what its key opens. InvalidInput where the store is plain, WrongKey where the
-    snapshots say that they, or with ``all_fit`` any of them, were sealed with another key."""
+    block has a store key and the snapshots say that they, or with ``all_fit`` any of them, were
+    sealed with another one. A key object proves its store key, whatever a machine has written."""
     from blocks import ObjectStore
     from blocks.reference import load_named
     from torpor.control.store.key_check import check_sealed_with
@@ -200,7 +206,7 @@ def _open(name: str, *, check: bool = True, all_fit: bool = False) -> _Opened:
         )
     objects = block.key_objects()
     store_key, workspaces = objects.open(key).store_key, _workspaces(name)
-    if check:
+    if check and not key.opens:
         check_sealed_with(objects.store, store_key, _names(workspaces), all_fit=all_fit)
     return _Opened(name, block, key, objects, store_key, workspaces)
 
@@ -217,6 +223,21 @@ def _workspaces(name: str) -> list[Workspace]:
             if workspace.store.rpartition("/")[2] == name:
                 found.append(workspace)
     return found
+
+
+def _users(found: _Opened, key: str) -> list[str]:
+    """The blocks of this store, on this Prefect server, that have the key of this id."""
+    from blocks import ObjectStore
+    from blocks.reference import load_named, saved_names
+
+    users = []
+    for one in saved_names(ObjectStore):
+        with suppress(InvalidInput):  # damaged
+            block = load_named(ObjectStore, one, of="torpor store")
+            own = block.user_key()
+            if own is not None and own.id == key and _same_store(block, found.block):
+                users.append(one)
+    return users
 
 
 def _names(workspaces: list[Workspace]) -> list[WorkspaceName]:
@@ -265,6 +286,7 @@ def _saving(name: str, old: UserKey) -> Callable[[str, UserKey], None]:
         from blocks.reference import load_named, saved_names
         from torpor_cli.key_files import keep_key
 
+        mine = load_named(ObjectStore, name, of="torpor store rotate")
         for one in saved_names(ObjectStore):
             try:
                 block = load_named(ObjectStore, one, of="torpor store rotate")
@@ -273,31 +295,37 @@ def _saving(name: str, old: UserKey) -> Callable[[str, UserKey], None]:
                     raise
                 continue
             key = block.user_key()
-            if one == name and key not in (old, new):
+            if one == name and key not in (old, new) and (key is None or key.id != gone):
                 raise InvalidInput(
                     f"object-store/{name} has another key since this command began: nothing was "
                     "removed. `torpor store keys` lists the keys"
                 )
             if one != name and (not key or not key.opens or key.id != gone):
                 continue
-            if one != name and not _opens(block, new):
-                say(f"key         object-store/{one} has the old key in another store: it stays")
+            if one != name and not _same_store(block, mine):
+                say(f"key         object-store/{one} has the old key at another address: it stays")
                 continue
             if key != new:
+                if key is not None:
+                    keep_key(one, key)  # it may be in this block alone
                 _give(block, one, new)
             keep_key(one, new)
 
     return save
 
 
-def _opens(block: ObjectStore, key: UserKey) -> bool:
-    """Whether the block is of a store that this key opens: not of another bucket, prefix or
-    endpoint."""
-    try:
-        block.key_objects().open(key)
-    except (InvalidInput, WrongKey, RecordRefused):  # also where it has no access key
-        return False
-    return True
+def _same_store(one: ObjectStore, other: ObjectStore) -> bool:
+    """Whether both blocks are of one bucket and prefix at one address. Asks the store nothing: one
+    block's access key may be revoked, or its store away."""
+    from torpor.control.store.signatures import place_of
+
+    places = []
+    for block in (one, other):
+        try:
+            places.append((place_of(block.bucket, block.prefix), block.reach().endpoint_url))
+        except InvalidInput:  # no access key
+            return False
+    return places[0] == places[1]
 
 
 def _give(block: ObjectStore, name: str, key: UserKey) -> None:

@@ -255,7 +255,7 @@ def make_installation(sealed: bool) -> Iterator[Installation]:
                 of,
                 spec=msgspec.structs.replace(of.spec, name=name),
                 store=made.store_of(name),
-                key=None if key is None else workspace_key(key, name),
+                sealing=None if key is None else workspace_key(key, name),
             )
         with near_machines(market.greeting), _settled_soon():
             _furnish(made)

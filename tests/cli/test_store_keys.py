@@ -19,6 +19,7 @@ from pydantic import SecretStr
 import blocks
 from blocks import ObjectStore, Workspace
 from blocks.reference import load_named
+from deployments.installation import CHECKOUT
 from tasks.watch import patient
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.faulty_stores import Killed
@@ -28,13 +29,12 @@ from torpor.control.store.key_objects import KeyObjects
 from torpor.control.store.manifests import open_manifest, snapshot_ids
 from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.control.store.s3_requests import S3Requests
-from torpor.control.store.signatures import place_of
 from torpor.shared.errors import InvalidInput, StoreError, StoreUnavailable, WrongKey
 from torpor.shared.format.keys import Seal, workspace_key
 from torpor.shared.format.manifest import encode_manifest
 from torpor.shared.format.names import manifest_key
 from torpor.shared.format.user_keys import UserKey
-from torpor.shared.values import SnapshotId, WorkspaceName, object_key
+from torpor.shared.values import MIB, SnapshotId, WorkspaceName, object_key
 from torpor_cli import setup, store_keys
 from torpor_cli.key_files import key_file
 
@@ -148,10 +148,10 @@ def test_a_rotation_stores_nothing_again_and_takes_the_old_key_away(
         patch.setattr(S3Requests, "send", counted)
         store_keys.rotate(NAME, yes=True)
     assert "opens nothing here any more" in capsys.readouterr().out
-    check, probe = ["get", "list", "get"], asked.count("probe")
+    probe = asked.count("probe")
     assert [one for one in asked if one != "probe"] == [
-        *check,  # the key, the snapshots' names, and one header
-        *["get", "list", "delete"],  # the key; the list and the delete are of the probe
+        *["get", "get"],  # the key, for the command and for the rotation
+        *["list", "delete"],  # of the probe
         *["put", "get", "get", "delete", "get"],
     ]
     assert probe < 25
@@ -210,6 +210,9 @@ def test_a_second_key_opens_the_store_until_it_is_removed(
         store_keys.remove_key(NAME, _key().id[:8], yes=True)
     with pytest.raises(InvalidInput, match="0 ids"):
         store_keys.remove_key(NAME, "ffffffffffff", yes=True)
+    with pytest.raises(InvalidInput, match=f"object-store/{SECOND} uses"):
+        store_keys.remove_key(NAME, escrow.id[:8], yes=True)
+    ObjectStore.delete(SECOND)
     with pytest.raises(InvalidInput, match="Nobody is at the terminal"):
         store_keys.remove_key(NAME, escrow.id[:8])
     store_keys.remove_key(NAME, escrow.id[:8], yes=True)
@@ -249,6 +252,24 @@ def test_the_sheet_alone_brings_the_store_back_on_another_host(
     )
     assert _block().key() == store_key
     _open_all()
+
+
+def test_the_page_shows_the_sheet_as_the_command_prints_it(made: World, tmp_path: Path) -> None:
+    """But for the place, the names, the day and the letters of the key."""
+    file, access = tmp_path / "sheet", made.access
+    store_keys.sheet(NAME, into=str(file))
+    page = (CHECKOUT / "docs" / "guide" / "keys.md").read_text()
+    shown = re.search(r"^\$ torpor store sheet mywork\n(.*?)^```$", page, re.M | re.S)
+    assert shown
+
+    def bare(text: str, *names: str) -> str:
+        for number, name in enumerate(names):
+            text = text.replace(name, f"<{number}>")
+        text = re.sub(r"\d{4}-\d\d-\d\d|(?<= id )\w+(?=\.$)", "<>", text, flags=re.M)
+        return re.sub(r"^( +)[A-Z2-7-]{19,24}$", r"\1<>", text, flags=re.M)
+
+    wanted = bare(file.read_text(), access.endpoint_url, access.bucket, NAME)
+    assert bare(shown[1], "https://s3.example.com", "my-snapshots", "mywork") == wanted
 
 
 def test_init_makes_no_second_store_key_where_a_store_is(made: World) -> None:
@@ -321,7 +342,61 @@ def test_of_two_stores_that_are_made_at_once_none_takes_the_others_key_away(
             prefix="twice",
         )
     )
-    assert KeyObjects(store, place_of(access.bucket, "twice")).ids() == [other.id]
+    assert KeyObjects(store).ids() == [other.id]
+
+
+def test_snapshots_that_a_machine_forges_keep_nobody_from_changing_keys(
+    made: World, tmp_path: Path
+) -> None:
+    """Headers are not authenticated, and a machine writes snapshots: of a key object, its own seal
+    proves the store key."""
+    block = Workspace(name=NAME, paths=["~/w"], store=NAME, provider=f"local-provider/{NAME}-here")
+    block.save(NAME, overwrite=True)
+    seal = Seal(workspace_key(bytes(32), WORKSPACE))
+    for number in range(3):
+        snapshot = SnapshotId(f"20261121T00000{number}Z-1f0c9ab2")
+        blob, _ = encode_manifest(honest(workspace=WORKSPACE, snapshot=snapshot), seal)
+        _block().open().put(manifest_key(WORKSPACE, snapshot), blob)
+    old = _key()
+    store_keys.add_key(NAME, label="escrow", into=str(tmp_path / "escrow"))
+    store_keys.sheet(NAME, into=str(tmp_path / "sheet"))
+    store_keys.rotate(NAME, yes=True)
+    assert not _block().key_objects().there(old.id)
+
+
+def test_the_key_file_opens_a_copy_of_the_bucket_under_another_name(made: World) -> None:
+    key, store = _key(), _block().key_objects().store
+    for kind in (Workspace, ObjectStore, AwsCredentials):
+        kind.delete(NAME)
+    access = made.access
+    settings = S3Settings(
+        access.bucket, access.access_key, access.secret_key, access.endpoint_url, prefix="copied"
+    )
+    copy = S3Store.connect(settings)
+    for found in [*store.list("keys/"), *store.list("workspaces/")]:
+        copy.put(found.key, store.get(found.key, max_bytes=MIB))
+    store.delete([found.key for found in [*store.list("keys/"), *store.list("workspaces/")]])
+    _init(made, prefix="copied")
+    assert _key() == key
+    _open_all()
+    [listed], _ = _block().key_objects().listed(_block().key() or b"")
+    assert listed.genuine  # so it can be removed there
+    store_keys.rotate(NAME, yes=True)
+    assert _block().key_objects().ids() == [_key().id] != [key.id]
+
+
+def test_a_stale_block_of_the_same_store_keeps_no_key_from_being_rotated(made: World) -> None:
+    """Its access key is revoked; it gets the new key without a request."""
+    old = _key()
+    second = _second(old)
+    AwsCredentials(aws_access_key_id="revoked", aws_secret_access_key=SecretStr("revoked")).save(
+        SECOND, overwrite=True
+    )
+    second.credentials = f"aws-credentials/{SECOND}"
+    second.save(SECOND, overwrite=True)
+    store_keys.rotate(NAME, yes=True)
+    assert _key(SECOND) == _key() != old
+    assert _block().key_objects().ids() == [_key().id]
 
 
 @pytest.mark.rule("H17")
@@ -334,6 +409,7 @@ def test_a_key_object_that_this_store_has_not_made_is_not_removed(made: World) -
 
 
 def test_no_key_is_removed_or_rotated_where_snapshots_are_of_another_store(made: World) -> None:
+    """By a block with the store key itself, which nothing else proves."""
     block = Workspace(
         name=SECOND, paths=["~/w"], store=NAME, provider=f"local-provider/{NAME}-here"
     )
@@ -342,15 +418,20 @@ def test_no_key_is_removed_or_rotated_where_snapshots_are_of_another_store(made:
     seal = Seal(workspace_key(bytes(32), name))
     blob, _ = encode_manifest(honest(workspace=name, snapshot=SNAPSHOTS[0]), seal)
     _block().open().put(manifest_key(name, SNAPSHOTS[0]), blob)
-    old, escrow, objects = _key(), UserKey.new(), _block().key_objects()
-    objects.add(escrow, objects.open(old).store_key, "escrow", 1)
+    escrow, objects, store_key = UserKey.new(), _block().key_objects(), _block().key()
+    assert store_key is not None
+    old, kept = UserKey(store_key, opens=False), _key().id
+    objects.add(escrow, store_key, "escrow", 1)
+    block_of_store = _block()
+    block_of_store.encryption_key = SecretStr(old.text)
+    block_of_store.save(NAME, overwrite=True)
     for refused in (
         lambda: store_keys.rotate(NAME, yes=True),
         lambda: store_keys.remove_key(NAME, escrow.id, yes=True),
     ):
         with pytest.raises(WrongKey, match=SECOND):
             refused()
-    assert _key() == old and sorted(objects.ids()) == sorted([old.id, escrow.id])
+    assert _key() == old and sorted(objects.ids()) == sorted([kept, escrow.id])
 
 
 def test_a_rotation_leaves_blocks_of_other_stores_and_their_key_files(made: World) -> None:
@@ -381,6 +462,23 @@ def test_a_killed_rotation_leaves_the_new_key_in_its_file_too(
     with pytest.raises(Killed):
         store_keys.rotate(NAME, yes=True)
     assert UserKey.of(key_file(NAME).read_text()) == _key()
+
+
+@pytest.mark.rule("H17")
+def test_a_rotation_whose_new_key_somebody_removes_gives_the_block_its_old_key_back(
+    made: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, real = _key(), KeyObjects.remove
+
+    def remove(self: KeyObjects, one: str, own: UserKey) -> None:
+        self.store.delete([object_key(f"keys/{own.id}")])
+        real(self, one, own)
+
+    monkeypatch.setattr(KeyObjects, "remove", remove)
+    with pytest.raises(WrongKey, match="was put back"):
+        store_keys.rotate(NAME, yes=True)
+    assert _key() == UserKey.of(key_file(NAME).read_text()) == old
+    _block().key_objects().open(old)
 
 
 @pytest.mark.rule("H17")
@@ -431,6 +529,8 @@ def test_a_store_key_itself_stays_and_the_commands_say_so(
     store_keys.rotate(NAME, yes=True)
     assert "nothing takes it away" in " ".join(capsys.readouterr().out.split())
     assert _key().opens
+    before = key_file(NAME).with_name(f"{NAME}.before")  # no file had the key: it was pasted
+    assert UserKey.of(before.read_text()) == itself
     _open_all()
     assert _second(itself).key() == _block().key()
     store_keys.rotate(NAME, yes=True)  # the key that opens the key object goes

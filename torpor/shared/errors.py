@@ -13,6 +13,8 @@
     │   │   ├── StoreUnreachable* its host refuses connections, or has no address
     │   │   ├── StoreFull       its disk or its quota: somebody has to free space first
     │   │   └── StoreAway       it was away for as long as the patience of its block
+    │   ├── KeyUnknown          the key of the block opens nothing there; a WrongKey, too
+    │   ├── KeyDamaged          the key object was changed by which the key of the block opens
     │   ├── RecordRefused       a record that no control side of this store signed, or damaged
     │   ├── StoreCorrupt      * bytes are not those that were written
     │   ├── GrantExpired      * a grant's time is over; ask for a new one
@@ -148,6 +150,10 @@ class RecordRefused(StoreError):
     """What lies there is no record as this torpor writes it: nothing is done that it says."""
 
 
+class KeyDamaged(StoreError):
+    pass
+
+
 class StoreCorrupt(StoreError):
     retryable = True
 
@@ -229,6 +235,10 @@ class SnapshotOverdue(SnapshotError):
 
 
 class WrongKey(SnapshotError):
+    pass
+
+
+class KeyUnknown(WrongKey, StoreError):
     pass
 
 

@@ -66,27 +66,25 @@ def test_a_key_that_opens_a_key_object_is_never_read_as_a_store_key() -> None:
     ],
 )
 def test_a_key_opens_only_what_was_sealed_for_it_as_it_was(change: dict[str, object]) -> None:
-    made = OPENS.seal(STORE_KEY, "bucket/", "escrow", 1)
-    assert OPENS.open(made, "bucket/") == STORE_KEY
+    made = OPENS.seal(STORE_KEY, "escrow", 1)
+    assert OPENS.open(made) == STORE_KEY
     with pytest.raises(WrongKey):
-        OPENS.open(msgspec.structs.replace(made, **change), "bucket/")
+        OPENS.open(msgspec.structs.replace(made, **change))
     with pytest.raises(WrongKey):
-        UserKey(STORE_KEY, opens=True).open(made, "bucket/")
-    with pytest.raises(WrongKey):
-        OPENS.open(made, "bucket/copy/")
+        UserKey(STORE_KEY, opens=True).open(made)
 
 
 def test_each_bit_of_the_sealed_store_key_counts() -> None:
-    made = OPENS.seal(STORE_KEY, "bucket/", "escrow", 1)
+    made = OPENS.seal(STORE_KEY, "escrow", 1)
     for at in range(len(made.sealed)):
         sealed = bytearray(made.sealed)
         sealed[at] ^= 1
         with pytest.raises(WrongKey):
-            OPENS.open(msgspec.structs.replace(made, sealed=bytes(sealed)), "bucket/")
+            OPENS.open(msgspec.structs.replace(made, sealed=bytes(sealed)))
 
 
 def test_a_key_object_says_nothing_of_the_keys() -> None:
-    made = msgspec.json.encode(OPENS.seal(STORE_KEY, "bucket/", "escrow", 1))
+    made = msgspec.json.encode(OPENS.seal(STORE_KEY, "escrow", 1))
     for secret in (SECRET, STORE_KEY):
         assert secret not in made and base64.b64encode(secret) not in made
     assert msgspec.json.decode(made, type=KeyObject).id == OPENS.id

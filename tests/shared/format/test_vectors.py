@@ -72,12 +72,12 @@ def test_keys_follow_from_the_store_key() -> None:
 def test_a_user_key_opens_its_key_object() -> None:
     vector = VECTORS["key_object"]
     key, blob = UserKey(of_hex(vector["key"]), opens=True), of_hex(vector["object"])
-    assert reader.store_key_of(blob, key.secret, vector["place"]) == STORE_KEY
+    assert reader.store_key_of(blob, key.secret) == STORE_KEY
     found = msgspec.json.decode(record_in(blob), type=KeyObject)
-    said = found.associated(vector["place"])
-    assert key.open(found, vector["place"]) == STORE_KEY
+    said = found.associated
+    assert key.open(found) == STORE_KEY
     assert (said, key.id) == (of_hex(vector["associated"]), vector["id"])
-    assert Signer(STORE_KEY, vector["place"]).check(object_key(f"keys/{key.id}"), blob)
+    assert Signer(STORE_KEY, "").check(object_key(f"keys/{key.id}"), blob)
     assert key.text == vector["text"] and UserKey.of(vector["text"]) == key
     assert UserKey.of(vector["store_key_text"]) == UserKey(STORE_KEY, opens=False)
     sealing = AESGCM(of_hex(vector["sealing_key"]))

@@ -19,8 +19,9 @@ from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.signatures import Forged, Signer, Unsigned, record_in
 from torpor.shared.errors import (
     InvalidInput,
+    KeyDamaged,
+    KeyUnknown,
     ObjectExists,
-    RecordRefused,
     StoreCorrupt,
     StoreMissing,
     WrongKey,
@@ -34,8 +35,10 @@ MOST_BYTES: Final = 8 * 1024
 MOST_READ: Final = 100
 """Key objects that are read for their labels: each takes a request."""
 _NAMED: Final = 10
+_ANYWHERE: Final = ""
+"""The place that key objects are signed for: they are of each copy of the bucket, too."""
 
-_opened: dict[tuple[str, str, str], bytes] = {}
+_opened: dict[tuple[str, str], bytes] = {}
 
 
 @dataclass(frozen=True)
@@ -56,41 +59,45 @@ class Listed(NamedTuple):
 
 
 class KeyObjects:
-    """The key objects of one store. ``place``: its bucket and prefix, as in signatures."""
+    """The key objects of one store."""
 
-    def __init__(self, store: ObjectStore, place: str) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self.store: Final = store
-        self.place: Final = place
 
     def open(self, key: UserKey) -> Opened:
-        """What this key opens. Raises WrongKey where there is no key object for it, and
-        RecordRefused where that is damaged, replaced, or made for another bucket or prefix."""
+        """What this key opens. Raises KeyUnknown where there is no key object for it, and
+        KeyDamaged where that was changed."""
+        try:
+            return self._opened(key)
+        except StoreMissing:
+            raise KeyUnknown(self._opens_nothing(key)) from None
+
+    def _opened(self, key: UserKey) -> Opened:
+        """The same; StoreMissing where there is no key object for it. One request at most."""
         if not key.opens:
             return Opened(key.secret, None)
         try:
             blob = self.store.get(_name(key.id), max_bytes=MOST_BYTES)
-        except StoreMissing:
-            raise WrongKey(self._opens_nothing(key)) from None
         except StoreCorrupt as error:  # longer than any key object
             raise self._refused(key.id, str(error)) from None
         try:
             found = _parsed(blob)
-            return Opened(key.open(found, self.place), found)
+            return Opened(key.open(found), found)
         except (Unsigned, WrongKey) as why:
             raise self._refused(key.id, str(why)) from None
 
     def add(
         self, key: UserKey, store_key: bytes, label: str, made_unix: float, replaces: str = ""
     ) -> KeyObject:
-        """Have a new ``key`` open the store, and read that back. Raises RecordRefused where it
+        """Have a new ``key`` open the store, and read that back. Raises KeyDamaged where it
         reads back as another one, or there was one already."""
-        made = key.seal(store_key, self.place, label, int(made_unix), replaces)
+        made = key.seal(store_key, label, int(made_unix), replaces)
         name = _name(key.id)
-        body = Signer(store_key, self.place).sign(name, msgspec.json.encode(made))
+        body = Signer(store_key, _ANYWHERE).sign(name, msgspec.json.encode(made))
         with suppress(ObjectExists):
             self.store.put(name, body, if_absent=True)
         if self.open(key).found != made:
-            raise RecordRefused(
+            raise KeyDamaged(
                 f"{name} in {self.store.address} reads back as another key object: somebody made "
                 "one for the same key meanwhile. Give the command again"
             )
@@ -111,7 +118,7 @@ class KeyObjects:
         except Unsigned:
             return Listed(one, None, False)
         try:
-            Signer(store_key, self.place).check(name, blob)
+            Signer(store_key, _ANYWHERE).check(name, blob)
         except Forged:
             return Listed(one, found, False)
         return Listed(one, found, found.id == one)
@@ -129,22 +136,26 @@ class KeyObjects:
         return self.store.head(_name(one)) is not None
 
     def remove(self, one: str, own: UserKey) -> None:
-        """The key of this id opens the store no more. Idempotent. Where the remover's ``own`` key
-        opens nothing afterwards, because somebody has removed it at the same moment, the key object
-        is put back before the error: of two such removers one at least does so."""
+        """The key of this id opens the store no more. Idempotent. The key object is put back before
+        any error: where the remover's ``own`` key opens nothing afterwards, because somebody has
+        removed it at the same moment (KeyUnknown: of two such removers one at least does so), and
+        where the store does not say whether it opens."""
         name, before = _name(one), b""
         with suppress(StoreMissing, StoreCorrupt):  # gone already, or longer than any key object
             before = self.store.get(name, max_bytes=MOST_BYTES)
-        self.store.delete([name])
         try:
-            self.open(own)
-        except (WrongKey, RecordRefused) as error:
+            self.store.delete([name])
+            self._opened(own)
+        except BaseException as error:
             if before:
                 with suppress(ObjectExists):
                     self.store.put(name, before, if_absent=True)
-            raise WrongKey(
-                f"{error}. Somebody removed or replaced it while this command removed {name}, "
-                "which was put back: nothing was removed here"
+            if not isinstance(error, StoreMissing | KeyDamaged):
+                raise
+            raise KeyUnknown(
+                f"the key {own.id[:8]} opens nothing in {self.store.address} any more: somebody "
+                f"removed or replaced keys/{own.id} while this command removed {name}, which was "
+                "put back: nothing was removed here"
             ) from None
 
     def labels(self) -> str:
@@ -176,21 +187,20 @@ class KeyObjects:
             "sealed with this key"
         )
 
-    def _refused(self, one: str, why: str) -> RecordRefused:
-        return RecordRefused(
+    def _refused(self, one: str, why: str) -> KeyDamaged:
+        return KeyDamaged(
             f"{_name(one)} in {self.store.address} does not open: {why}. The key may be right, and "
-            "the snapshots may be whole: open the store, or a copy of it, with the store key of "
-            "your recovery sheet, or with another of its keys. Nothing is sealed with this key "
-            "meanwhile"
+            "the snapshots may be whole: open the store with the store key of your recovery sheet, "
+            "or with another of its keys. Nothing is sealed with this key meanwhile"
         )
 
 
-def opened_key(key: UserKey, place: str, store: ObjectStore) -> bytes:
+def opened_key(key: UserKey, store: ObjectStore) -> bytes:
     """The store key that ``key``, which opens a key object, opens in the store: one request for
     each process, key and store, so what is removed later changes nothing for this process."""
-    known = (key.id, place, store.address)
+    known = (key.id, store.address)
     if known not in _opened:
-        _opened[known] = KeyObjects(store, place).open(key).store_key
+        _opened[known] = KeyObjects(store).open(key).store_key
     return _opened[known]
 
 

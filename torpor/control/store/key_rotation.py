@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from torpor.control.store.key_objects import KeyObjects
+from torpor.shared.errors import KeyUnknown
 from torpor.shared.format.user_keys import UserKey
 
 USUAL_LABEL: Final = "this installation"
@@ -44,5 +45,9 @@ def rotate(
     objects.add(key, opened.store_key, label, now_unix, goes)
     save(goes, key)
     if goes:
-        objects.remove(goes, key)
+        try:
+            objects.remove(goes, key)
+        except KeyUnknown:  # somebody has removed the new key, and the old key object is back
+            save(key.id, old)
+            raise
     return Rotated(key, [*gone, *([goes] if goes else [])], bool(gone))

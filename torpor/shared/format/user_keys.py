@@ -38,9 +38,8 @@ _LIKE: Final = str.maketrans("018", "OIB")  # base32 has none of these digits
 
 
 class KeyObject(msgspec.Struct, frozen=True):
-    """What a key object says: the store key, sealed for one key of a user and for one bucket and
-    prefix. ``replaces``: the id of the key that a rotation takes away for this one; empty if it
-    came beside the others."""
+    """What a key object says: the store key, sealed for one key of a user. ``replaces``: the id of
+    the key that a rotation takes away for this one; empty if it came beside the others."""
 
     version: int
     id: str
@@ -49,11 +48,11 @@ class KeyObject(msgspec.Struct, frozen=True):
     replaces: str
     sealed: bytes
 
-    def associated(self, place: str) -> bytes:
-        """Everything but the sealed bytes, and the store's bucket and prefix, as AES-GCM
-        authenticates it."""
+    @property
+    def associated(self) -> bytes:
+        """Everything but the sealed bytes, as AES-GCM authenticates it."""
         said = b"torpor v1 key object" + self.made_unix.to_bytes(8, "little")
-        for text in (self.id, place, self.label, self.replaces):
+        for text in (self.id, self.label, self.replaces):
             said += len(text.encode()).to_bytes(8, "little") + text.encode()
         return said
 
@@ -110,26 +109,23 @@ class UserKey:
         """The name of its key object, which says nothing of the key."""
         return _derive("torpor v1 id of a user key", self.secret)[:16].hex()
 
-    def seal(
-        self, store_key: bytes, place: str, label: str, made_unix: int, replaces: str = ""
-    ) -> KeyObject:
-        """The key object by which this key opens the store of this ``place``."""
+    def seal(self, store_key: bytes, label: str, made_unix: int, replaces: str = "") -> KeyObject:
+        """The key object by which this key opens the store of this store key, and each copy."""
         bare = KeyObject(1, self.id, label, made_unix, replaces, b"")
         nonce = os.urandom(NONCE_BYTES)
-        sealed = nonce + self._aes.encrypt(nonce, store_key, bare.associated(place))
+        sealed = nonce + self._aes.encrypt(nonce, store_key, bare.associated)
         return msgspec.structs.replace(bare, sealed=sealed)
 
-    def open(self, found: KeyObject, place: str) -> bytes:
-        """The store key. WrongKey where the key object is of another key or place, or was
-        changed."""
-        sealed, said = found.sealed, found.associated
+    def open(self, found: KeyObject) -> bytes:
+        """The store key. WrongKey where the key object is of another key, or was changed."""
+        sealed = found.sealed
         same = hmac.compare_digest(found.id.encode(), self.id.encode())
         if not same or len(sealed) != KEY_BYTES + SEAL_BYTES or not 0 <= found.made_unix < 2**63:
             raise WrongKey("it is no key object of this key")
         try:
-            return self._aes.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], said(place))
+            return self._aes.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], found.associated)
         except InvalidTag:
-            raise WrongKey("it was changed, or made for another bucket or prefix") from None
+            raise WrongKey("it was changed") from None
 
     @property
     def _aes(self) -> AESGCM:
