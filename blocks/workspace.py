@@ -29,7 +29,7 @@ from blocks.ssh_identity import SSHIdentity
 from blocks.tuning import Tuning
 from torpor.control.providers.gpu_wishes import wishes_of
 from torpor.control.providers.provider import Provider
-from torpor.control.store.s3 import S3Store
+from torpor.control.store.s3 import RootOf, S3Store
 from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.values import (
@@ -371,9 +371,10 @@ class Workspace(Block):
         """What its object store costs; None if unknown."""
         return self._store().price()
 
-    def store_key(self) -> bytes | None:
-        """The key that seals its snapshots; None if they stay plain."""
-        return self._store().key()
+    def store_key(self) -> bytes | RootOf | None:
+        """The store key, which seals its snapshots, or what reads it from the store; None if they
+        stay plain."""
+        return self._store().store_key()
 
     def open_providers(self) -> tuple[Provider, ...]:
         """Its providers, in its order, ready to use; raises InvalidInput."""

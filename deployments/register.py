@@ -290,7 +290,7 @@ def serve_store(installation: Installation) -> list[str]:
     block, folder = load_named(ObjectStore, "default", of="make up"), installation.store
     if block.credentials != f"aws-credentials/{EMBEDDED}":
         return []
-    settings = block.settings()
+    settings = block.reach()  # the store may not run yet
     found = settings.access_key, settings.secret_key
     changed = embedded.set_up(folder, first=found) != found
     if changed:
@@ -302,7 +302,7 @@ def serve_store(installation: Installation) -> list[str]:
         block.save("default", overwrite=True)
     embedded.make_bucket(
         folder,
-        block.settings(),
+        block.reach(),
         wait_s=embedded.READY_S,
         hopeless=lambda: trouble_of(installation.folder, STORE),
     )

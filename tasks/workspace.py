@@ -28,6 +28,7 @@ from torpor.control.remote.ssh import Identity
 from torpor.control.rental.markets import Markets
 from torpor.control.rental.records import Rentals
 from torpor.control.store.object_store import ObjectStore
+from torpor.control.store.s3 import RootOf
 from torpor.control.store.workspace_records import Settings
 from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, TorporError
@@ -55,7 +56,14 @@ class StoredWorkspace:
 
     spec: WorkspaceSpec
     store: ObjectStore
-    key: bytes | None = field(repr=False)  # the workspace's own key, never the store's
+    sealing: bytes | RootOf | None = field(repr=False)
+    """The workspace's own key, never the store's, or what reads it from the store."""
+
+    @property
+    def key(self) -> bytes | None:
+        """The workspace's own key; None where it stays plain. The first use may ask the store, and
+        raises as the store does."""
+        return self.sealing(self.store) if callable(self.sealing) else self.sealing
 
     def under(self: Opened, name: WorkspaceName) -> Opened:
         """This workspace under a reserved name, for machines that hold no work of their own. The
@@ -128,7 +136,8 @@ class OpenWorkspace(StoredWorkspace):
     """Opens all budgets of the installation, also those of other workspaces."""
     store_price: Callable[[], StorePrice | None] = field(default=lambda: None, repr=False)
     """Loads what the store costs; None if unknown."""
-    store_key: bytes | None = field(default=None, repr=False)
+    store_key: bytes | RootOf | None = field(default=None, repr=False)
+    """The store key, or what reads it from the store; None where the store is plain."""
     side: str = ""
     """This control side, as records name it."""
     store_block: str = ""
@@ -175,7 +184,10 @@ class OpenWorkspace(StoredWorkspace):
         spec = WorkspaceSpec(
             name, paths, parts=of.parts, part_bytes=of.part_bytes, compression=of.compression
         )
-        return StoredWorkspace(spec, self.store, self.base_key(name))
+        sealing = None
+        if self.store_key is not None or self.sealing is not None:
+            sealing = _key_of(self.store_key or b"", name)
+        return StoredWorkspace(spec, self.store, sealing)
 
     @property
     def home(self) -> StoredWorkspace | None:
@@ -199,18 +211,12 @@ class OpenWorkspace(StoredWorkspace):
         return replace(
             self,
             spec=home.spec,
-            key=home.key,
+            sealing=home.sealing,
             providers=(),
             others=tuple,
             each=tuple,
             of_block=self.root,
         )
-
-    def base_key(self, name: WorkspaceName) -> bytes | None:
-        """The key that seals the environment of a stack; None where the workspace is not sealed."""
-        if self.store_key is None and self.key is None:
-            return None
-        return workspace_key(self.store_key or b"", name)
 
     @property
     def markets(self) -> Markets:
@@ -242,7 +248,7 @@ class OpenWorkspace(StoredWorkspace):
             project=block.project,
             budgets=cache(open_all_budgets),
             store_price=lambda: price,
-            key=None if store_key is None else workspace_key(store_key, spec.name),
+            sealing=None if store_key is None else _key_of(store_key, spec.name),
             store_key=store_key,
             side=side,
             store_block=block.store.rpartition("/")[2],
@@ -250,6 +256,13 @@ class OpenWorkspace(StoredWorkspace):
                 lambda: settings_of(block, sealed=store_key is not None) if saved else None
             ),
         )
+
+
+def _key_of(store_key: bytes | RootOf, name: WorkspaceName) -> bytes | RootOf:
+    """The key of a workspace, or what reads it from the store."""
+    if callable(store_key):
+        return lambda store: workspace_key(store_key(store), name)
+    return workspace_key(store_key, name)
 
 
 def check_volumes(providers: Sequence[Provider], spec: WorkspaceSpec) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
@@ -10,10 +12,12 @@ from cyclopts import Parameter
 
 from deployments.terminal import Waiting, say
 from torpor.control.store.signatures import ROOT_BYTES
-from torpor.shared.errors import InvalidInput
+from torpor.shared.errors import InvalidInput, KeyDamaged, KeyUnknown
+from torpor.shared.format.user_keys import UserKey
 from torpor.shared.values import workspace_name
 from torpor_cli import setup
 from torpor_cli.exit_codes import FAILED
+from torpor_cli.key_files import keep_key, key_file, say_key
 from torpor_cli.output import print_rows
 from torpor_cli.question import agrees
 from torpor_cli.server import connected
@@ -72,8 +76,8 @@ def recover(
         region: The store's region.
         prefix: The prefix of all names in the bucket, if the old host had one.
         access_key: The id of the access key. The secret is asked, or in AWS_SECRET_ACCESS_KEY.
-        key: The file with the key that seals the snapshots. Otherwise it is asked, or in
-            TORPOR_STORE_KEY.
+        key: The file with a key that opens the store: the old host's, another of its keys, or the
+            store key of its recovery sheet. Otherwise it is asked, or in TORPOR_STORE_KEY.
         plain: The store has no such key. The key is then the one that signs its records, from the
             old host's Secret block torpor-records-...
         dry_run: Show what is in the bucket, who owns it and what would be made. Change nothing.
@@ -93,7 +97,7 @@ def recover(
         new = None
         if here is None:
             new = _asked(given)
-            here = new.open(), new.sealing
+            here = new.opened()
         opened, sealing = here
         with Waiting(f"looking at {opened.address}"):
             found, every = look_at_bucket(opened, sealing, wanted)
@@ -151,36 +155,21 @@ class _Given(NamedTuple):
 
 
 class _New(NamedTuple):
-    """A bucket that no block of this host is of. ``key``: the text that the person gave; ``root``:
-    what signs its records; ``sealing``: what seals its snapshots, None where they are plain."""
+    """A bucket that no block of this host is of. ``block``: with the key that the person gave,
+    which need not be the store key; ``root``: what signs its records; ``store_key``: what seals its
+    snapshots, None where they are plain."""
 
     said: setup.StoreAnswers
     block: ObjectStore
-    key: str
     root: bytes
-    sealing: bytes | None
+    store_key: bytes | None
     name: str
 
-    def open(self) -> S3Store:
-        from blocks.flavour import region_and_endpoint
-        from torpor.control.store.s3 import S3Settings, S3Store
+    def opened(self) -> tuple[S3Store, bytes | None]:
+        from torpor.control.store.s3 import S3Store
 
-        of = self.block
-        try:
-            region, endpoint = region_and_endpoint(of.flavour, of.region, of.endpoint_url)
-        except ValueError as error:
-            raise InvalidInput(str(error)) from None
-        return S3Store.connect(
-            S3Settings(
-                bucket=of.bucket,
-                access_key=self.said.access_key,
-                secret_key=self.said.secret_key,
-                endpoint_url=endpoint,
-                region=region,
-                prefix=of.prefix,
-                root=self.root,
-            )
-        )
+        reach = self.block.reach(self.said.keys())
+        return S3Store.connect(replace(reach, root=self.root)), self.store_key
 
     def save(self, every: Sequence[Settings]) -> None:
         """The blocks of the store and its login. A save that was killed is gone on with."""
@@ -194,14 +183,16 @@ class _New(NamedTuple):
         for fields in (_store_fields(settings) for settings in every):
             kept = {name: value for name, value in fields.items() if name in OF_STORE}
             block = block.model_copy(update=kept | {"flavour": block.flavour})
-        if self.sealing is None:
+        key = block.user_key()
+        if key is None:
             signs: Secret[str] = Secret(value=SecretStr(self.root.hex()))
             _save_once(signs, secret_name(block.bucket, block.prefix))
         else:
-            file = setup.key_file_of(self.name, self.key)
-            if setup.kept_key(file, self.key) != self.key:
-                raise InvalidInput(f"{file} holds another key: choose another name as --store")
-            setup.say_key(file)
+            keep_key(self.name, key)
+            say_key(key_file(self.name))
+            gone = ", in place of the one that you gave, which then opens nothing"
+            say(f"            `torpor store rotate {self.name}` gives this host a key of its own"
+                f"{gone if key.opens else ''}.")  # fmt: skip
         _save_once(self.said.login(), self.name)
         _save_once(block, self.name)
         say(f"made        object-store/{self.name} and its login")
@@ -256,44 +247,62 @@ def _here(given: _Given) -> tuple[S3Store, bytes | None] | None:
         "region": (given.region, block.region),
     }
     others = [name for name, (said, held) in is_here.items() if said and said != held]
-    if given.key is not None and _key(given) != _text(block.encryption_key):
-        others.append("key")
-    if given.plain and block.key() is not None:
+    key = block.user_key()
+    if given.plain and key is not None:
         others.append("plain")
+    if not others and given.key is not None and not _is_of(block, _key(given), plain=given.plain):
+        others.append("key")
     if others:
         raise InvalidInput(
             f"the block object-store/{given.name} has another {', '.join(others)}, and stays as "
             "it is: leave the option out to use the block, or give another name as --store"
         )
-    return block.open(), block.key()
+    return block.open(), None if key is None else block.key_objects().open(key).store_key
 
 
-def _text(secret: Any) -> str:
-    return "" if secret is None else str(secret.get_secret_value())
+def _is_of(block: ObjectStore, text: str, *, plain: bool) -> bool:
+    """Whether this key opens what the block's key opens, as the store key of a sheet does after a
+    rotation. Raises WrongKey where it opens nothing."""
+    own = block.user_key()
+    if plain or own is None:
+        return plain and _signing(text) == block.settings().root
+    key, objects = UserKey.of(text), block.key_objects()
+    opened = objects.open(key).store_key
+    with suppress(KeyUnknown, KeyDamaged):
+        return objects.open(own).store_key == opened
+    return False
 
 
 def _asked(given: _Given) -> _New:
-    """The bucket that the options name, and what a person answers. Nothing is saved."""
+    """The bucket that the options name, what a person answers, and what the key opens there.
+    Nothing is saved."""
     if not given.bucket:
         raise InvalidInput(f"there is no block object-store/{given.name}: give its --bucket too")
+    from torpor.control.store.key_objects import KeyObjects
+    from torpor.control.store.s3 import S3Store
+
     said = setup.asked_store(
         setup.kind_of_store(given.flavour or "other"),
         given.bucket,
+        given.prefix,
         given.endpoint,
         given.region,
         given.access_key,
     )
-    key = _key(given)
-    block = said.block(given.name, "" if given.plain else key, given.prefix)
-    sealing = block.key()
-    if sealing is None and not given.plain:
+    text = _key(given)
+    if given.plain:
+        return _New(said, said.block(given.name), _signing(text), None, given.name)
+    if not text.strip():
         raise InvalidInput("the key is empty: give it, or --plain for a store without one")
-    return _New(said, block, key, sealing or _signing(key), sealing, given.name)
+    key = UserKey.of(text)
+    block = said.block(given.name, key)
+    store_key = KeyObjects(S3Store.connect(block.reach(said.keys()))).open(key).store_key
+    return _New(said, block, store_key, store_key, given.name)
 
 
 def _key(given: _Given) -> str:
     if given.key is None:
-        what = "Key that signs its records" if given.plain else "Key that seals the snapshots"
+        what = "Key that signs its records" if given.plain else "Key that opens the store"
         return setup.ask_secret(what, KEY_VARIABLE)
     try:
         return given.key.expanduser().read_text().strip()

@@ -5,21 +5,30 @@ from __future__ import annotations
 import getpass
 import math
 import os
+import secrets
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
-from urllib.parse import urlsplit
 
 from cyclopts import Parameter
 
-from deployments.installation import secret_file
 from deployments.terminal import say
-from torpor.control.own_server import USUAL_PORTS, choose_server, is_this_host, state_folder
-from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled, TorporError
+from torpor.shared.errors import (
+    InvalidInput,
+    KeyDamaged,
+    KeyUnknown,
+    NoOffer,
+    RunCancelled,
+    WrongKey,
+)
+from torpor.shared.format.keys import KEY_BYTES
+from torpor.shared.format.names import settings_prefix
 from torpor.shared.plain_text import short
-from torpor.shared.values import Want, machine_path, workspace_name
+from torpor.shared.values import Want, WorkspaceName, machine_path, workspace_name
+from torpor_cli.key_files import check_key_file, keep_key, kept_keys, key_file, say_key
 from torpor_cli.question import answer
 from torpor_cli.server import connected
 
@@ -27,6 +36,10 @@ if TYPE_CHECKING:
     from prefect_aws import AwsCredentials
 
     from blocks import ObjectStore
+    from blocks.access_keys import AccessKeys
+    from torpor.control.store.key_objects import KeyObjects
+    from torpor.control.store.s3 import S3Store
+    from torpor.shared.format.user_keys import UserKey
 
 Several = Annotated[list[str] | None, Parameter(negative=())]
 STORE_VARIABLE: Final = "AWS_SECRET_ACCESS_KEY"
@@ -67,6 +80,9 @@ _MARKET_KEYS: Final = {
 }
 """Where the keys of a market are made."""
 
+FIRST_LABEL: Final = "first key"
+"""Of the key that a new store is made with."""
+
 AnswerT = TypeVar("AnswerT")
 
 
@@ -76,6 +92,7 @@ def init(
     store: str = "",
     flavour: str = "",
     bucket: str = "",
+    prefix: str = "",
     endpoint: str = "",
     region: str = "",
     access_key: str = "",
@@ -96,6 +113,7 @@ def init(
         store: The Object Store block, if you have one; `default` is the store on this host.
         flavour: The kind of the new bucket's store: s3, r2, b2, wasabi, minio, seaweedfs or other.
         bucket: The bucket. It must exist.
+        prefix: What the names of all objects in the bucket begin with; empty for none.
         endpoint: The store's address.
         region: The store's region.
         access_key: The id of the access key.
@@ -113,7 +131,9 @@ def init(
         name = _answered(
             "Name of the workspace", "mywork", lambda said: _free_name(Workspace, said), workspace
         )
-        chosen_store = store or _store(undo, name, flavour, bucket, endpoint, region, access_key)
+        chosen_store = store or _store(
+            undo, name, flavour, bucket, prefix, endpoint, region, access_key
+        )
         if chosen_store != name:
             try_store(chosen_store)
         chosen_provider = provider or _provider(undo, market)
@@ -159,6 +179,7 @@ def _store(
     name: str,
     flavour: str,
     bucket: str,
+    prefix: str,
     endpoint: str,
     region: str,
     access_key: str,
@@ -169,25 +190,23 @@ def _store(
     from prefect_aws import AwsCredentials
 
     from blocks import ObjectStore
+    from torpor.control.store.s3 import S3Store
 
     kind: Any = "other" if bucket and not flavour else kind_of_store(flavour)
     if kind == "default":
         return "default"
     _check_free(ObjectStore, name)
     _check_free(AwsCredentials, name)
-    key_file = key_file_of(name)
-    said = asked_store(kind, bucket, endpoint, region, access_key)
-    new_key = not key_file.exists()
-    key = kept_key(key_file)
-    try:
-        save_new(undo, said.login(), name)
-        save_new(undo, said.block(name, key), name)
-        try_store(name)
-    except TorporError:
-        if new_key:  # nothing was stored with it
-            key_file.unlink(missing_ok=True)
-        raise
-    say_key(key_file)
+    check_key_file(name)
+    said = asked_store(kind, bucket, prefix, endpoint, region, access_key)
+    block = said.block(name)
+    save_new(undo, said.login(), name)
+    store = S3Store.connect(block.reach())
+    _probe(store)
+    file, key = _first_key(name, store)
+    save_new(undo, said.block(name, key), name)
+    say_key(file)
+    say(f"            `torpor store sheet {name}` prints the store key, which opens any copy.")
     return name
 
 
@@ -196,6 +215,7 @@ class StoreAnswers(NamedTuple):
 
     kind: Any
     bucket: str
+    prefix: str
     endpoint: str
     region: str
     access_key: str
@@ -209,8 +229,15 @@ class StoreAnswers(NamedTuple):
             aws_access_key_id=self.access_key, aws_secret_access_key=SecretStr(self.secret_key)
         )
 
-    def block(self, name: str, key: str, prefix: str = "") -> ObjectStore:
-        """The Object Store block; ``key`` is empty where the store is plain."""
+    def keys(self) -> AccessKeys:
+        """What the login gives, before it is saved."""
+        from blocks.access_keys import AccessKeys
+
+        return AccessKeys(self.access_key, self.secret_key, None, "", None, False)
+
+    def block(self, name: str, key: UserKey | None = None) -> ObjectStore:
+        """The Object Store block. Without ``key``: of a plain store, or of one whose key is not
+        known yet."""
         from pydantic import SecretStr
 
         from blocks import ObjectStore
@@ -219,18 +246,18 @@ class StoreAnswers(NamedTuple):
             lambda: ObjectStore(
                 flavour=self.kind,
                 bucket=self.bucket,
+                prefix=self.prefix,
                 endpoint_url=self.endpoint,
                 region=self.region,
-                prefix=prefix,
                 credentials=f"aws-credentials/{name}",
-                encryption_key=SecretStr(key) if key else None,
+                encryption_key=None if key is None else SecretStr(key.text),
             )
         )
         return block
 
 
 def asked_store(
-    kind: Any, bucket: str, endpoint: str, region: str, access_key: str
+    kind: Any, bucket: str, prefix: str, endpoint: str, region: str, access_key: str
 ) -> StoreAnswers:
     """What the options do not give is asked; nothing is saved."""
     from torpor.control.store.s3 import bucket_name
@@ -243,45 +270,67 @@ def asked_store(
         say(f"Keys are made at {_STORE_KEYS[kind]}")
     access_key = access_key or _answered("Id of the access key", "", _something)
     secret = ask_secret("Secret access key", STORE_VARIABLE)
-    return StoreAnswers(kind, bucket, endpoint, region, access_key, secret)
+    return StoreAnswers(kind, bucket, prefix, endpoint, region, access_key, secret)
 
 
-def kept_key(file: Path, key: str = "") -> str:
-    """What the file of a store's key on this host holds: ``key``, or a new one, where nothing
-    was."""
-    from blocks import ObjectStore
+def _first_key(name: str, store: S3Store) -> tuple[Path, UserKey]:
+    """The key of a new block, and its file: one of this host that opens the store, or, in a store
+    without any, a new key with a new store key. A key is of one store and its copies."""
+    from torpor.control.store.key_objects import KeyObjects
+    from torpor.shared.format.user_keys import UserKey
 
-    def new() -> str:
-        return key or ObjectStore.new_encryption_key().get_secret_value()
-
-    return secret_file(file, new)
-
-
-def key_file_of(name: str, key: str = "") -> Path:
-    """Where this host keeps the key of a new store. Each server has its own folder, as stores of
-    the same name differ. InvalidInput where nobody can say whether an earlier key of that name is
-    this server's: a host that is given by PREFECT_API_URL once kept each key in ``keys`` itself.
-    ``key``: what the store is known to have; a file that holds it is no doubt."""
-    keys, choice = state_folder() / "keys", choose_server()
-    if choice is None or choice.taken.source == "installation":
-        return keys / name
-    parts = urlsplit(choice.taken.api_url)
-    file = keys / f"{parts.hostname}:{parts.port or USUAL_PORTS[parts.scheme]}" / name
-    # By `ssh -L`, an address of this host may be of several servers, one after the other.
-    is_one = choice.taken.source != "connection" or not is_this_host(parts.hostname or "")
-    earlier = [one for one in (file, keys / name, *keys.glob(f"*/{name}")) if one.exists()]
-    earlier = [one for one in earlier if not key or one.read_text().strip() != key]
-    if earlier and not (is_one and earlier[0] == file):
+    objects, own = KeyObjects(store), key_file(name)
+    for file, key in kept_keys(name):
+        if key.opens:
+            with suppress(KeyUnknown, *([] if file == own else [KeyDamaged])):
+                objects.open(key)
+                return file, key
+        elif file == own:
+            _check_store_key(objects, key.secret)
+            return file, key
+    there = f"keys labelled {labels}" if (labels := objects.labels()) else ""
+    if not there and store.holds_any("workspaces/"):
+        there = "snapshots that were sealed with a key of their own, or with none"
+    if not there and store.holds_any(settings_prefix()):
+        there = "settings of workspaces, which were sealed with a key of their own, or with none"
+    if there:
         raise InvalidInput(
-            f"{earlier[0]} is a key of a store {name}, perhaps one of another server than "
-            f"{choice.taken.api_url}. Choose another name, or move that file to another place: a "
-            "store that was made with this key needs it"
+            f"{store.address} has {there}, and no key in {own.parent} opens it: write a key of "
+            f"that store, such as the one of its recovery sheet, into {own}, and give the command "
+            "again. If a store block of yours is of this bucket and prefix, name it in --store. "
+            "For a new store, take another bucket or --prefix"
         )
-    return file
+    key, store_key = UserKey.new(), secrets.token_bytes(KEY_BYTES)
+    keep_key(name, key)
+    objects.add(key, store_key, FIRST_LABEL, time.time())
+    if objects.ids() != [key.id]:
+        objects.remove(key.id, UserKey(store_key, opens=False))
+        raise InvalidInput(
+            f"somebody else has made a store in {store.address} at the same moment: the key of "
+            "this one was withdrawn. Give the command again once the other one is done"
+        )
+    return own, key
 
 
-def say_key(file: Path) -> None:
-    say(f"key         {file} seals the snapshots. Keep a copy: without it they are lost.")
+def _check_store_key(objects: KeyObjects, store_key: bytes) -> None:
+    """WrongKey where the store has key objects or snapshots, and none of them was made with this
+    store key."""
+    from torpor.control.store.key_check import check_sealed_with
+    from torpor.control.store.key_objects import MOST_READ
+
+    names = {found.key.split("/")[1] for found in objects.store.list("workspaces/")}
+    known = map(WorkspaceName, sorted(names))
+    sealed = check_sealed_with(objects.store, store_key, known, all_fit=False)
+    ids = objects.ids()
+    if (
+        ids
+        and not sealed.fits
+        and not any(objects.read(one, store_key).genuine for one in ids[:MOST_READ])
+    ):
+        raise WrongKey(
+            f"{objects.store.address} has keys labelled {objects.labels()}, none of which was made "
+            "with the store key in the key file: it is of another store. Nothing was changed"
+        )
 
 
 def kind_of_store(given: str) -> Any:
@@ -394,7 +443,10 @@ def try_store(name: str) -> None:
     from blocks import ObjectStore
     from blocks.reference import load
 
-    opened = load(name, (ObjectStore,), of="").open()
+    _probe(load(name, (ObjectStore,), of="").open())
+
+
+def _probe(opened: S3Store) -> None:
     opened.probe()
     say(f"store       {opened.address}: wrote, read, listed and deleted a scratch object")
 

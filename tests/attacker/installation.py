@@ -264,7 +264,7 @@ def make_installation(sealed: bool) -> Iterator[Installation]:
                 of,
                 spec=spec,
                 store=made.store_of(name),
-                key=None if key is None else workspace_key(key, name),
+                sealing=None if key is None else workspace_key(key, name),
                 side=SIDE,
                 settings=partial(settings_of, spec, sealed=key is not None),
             )

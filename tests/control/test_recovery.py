@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tests.fixtures.manifests import PLAIN
@@ -74,6 +75,27 @@ def test_a_store_that_is_away_is_not_a_wrong_key(memory_store: MemoryStore) -> N
     memory_store.get = lambda *a, **k: _raise(StoreUnavailable("it is away"))  # type: ignore[method-assign]
     with pytest.raises(StoreUnavailable, match="away"):
         look_at_bucket(memory_store, KEY)
+
+
+def test_a_key_that_only_signs_seals_nothing_and_a_store_key_signs_no_plain_store(
+    memory_store: MemoryStore,
+) -> None:
+    """Both sign the records: what is taken for the other kind would seal a plain store, or store
+    plain snapshots beside sealed ones."""
+    _written(memory_store)
+    with pytest.raises(InvalidInput, match="leave --plain out"):
+        look_at_bucket(memory_store, None)
+    newer = msgspec.json.encode({"format": 2, "written_unix": 1.0})
+    other = settings_key(WorkspaceName("another"))
+    memory_store.put(other, memory_store.signer.sign(other, newer))
+    look_at_bucket(memory_store, KEY)
+    memory_store.delete([other])
+    plain = WorkspaceRecords(memory_store, None)
+    plain.delete(DEMO)
+    plain.keep(DEMO, SETTINGS, ONE, "host", _raise)
+    with pytest.raises(InvalidInput, match="give --plain too"):
+        look_at_bucket(memory_store, KEY)
+    look_at_bucket(memory_store, None)
 
 
 def test_a_wrong_key_is_refused_and_one_that_opens_a_snapshot_alone_is_not(

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolUpdate
+from prefect_aws import AwsCredentials
+from pydantic import SecretStr
 
 from blocks import ObjectStore
 from deployments import register
@@ -20,7 +22,9 @@ from deployments.server import Server
 from deployments.worker import RUN_COMMAND, WATCH_COMMAND
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import run_python
+from torpor.control.store.s3 import S3Store
 from torpor.shared.errors import TorporError
+from torpor.shared.format.user_keys import UserKey
 
 # It changes the limit of the pool whose limit tests/deployments/test_queues.py has set.
 pytestmark = pytest.mark.together("automations and make up")
@@ -48,6 +52,33 @@ def test_the_first_store_has_the_same_key_where_the_database_is_lost(tmp_path: P
     assert ObjectStore(bucket="first", encryption_key=key).key()
     assert made.store_key_file.stat().st_mode & 0o777 == 0o600
     assert register.first_key(made) == key
+
+
+def test_a_store_whose_key_is_in_it_is_started_before_it_is_opened(
+    prefect_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `torpor store rotate default` the key object is in a store that does not run yet."""
+    name, served = "started-first", []
+    AwsCredentials(aws_access_key_id="id", aws_secret_access_key=SecretStr("secret")).save(
+        name, overwrite=True
+    )
+    block = ObjectStore(
+        flavour="seaweedfs",
+        bucket="first",
+        endpoint_url="http://127.0.0.1:1",
+        credentials=f"aws-credentials/{name}",
+        encryption_key=SecretStr(UserKey.new().text),
+    )
+    monkeypatch.setattr(register, "EMBEDDED", name)
+    monkeypatch.setattr(register, "load_named", lambda kind, name, of: block)
+    monkeypatch.setattr(register, "see_that_they_run", lambda *how: served.append("started"))
+    monkeypatch.setattr(register.embedded, "endpoint_of", lambda folder: block.endpoint_url)
+    monkeypatch.setattr(
+        register.embedded, "make_bucket", lambda folder, reach, **how: served.append(reach.bucket)
+    )
+    monkeypatch.setattr(S3Store, "get", lambda *asked, **how: pytest.fail("it was opened"))
+    assert register.serve_store(Installation(tmp_path)) == []
+    assert served == ["started", "first"]
 
 
 FLOW = """

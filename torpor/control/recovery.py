@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -85,7 +85,7 @@ def look_at_bucket(
 ) -> tuple[list[InBucket], list[Settings]]:
     """The workspaces of a bucket, or the ``wanted`` ones, by two listings and their records; and
     the settings of all that are on record. InvalidInput where nothing shows that this key is the
-    bucket's. Ends and makes nothing."""
+    bucket's, or where it is taken for another kind of key. Ends and makes nothing."""
     unread: Unread = {}
     records = WorkspaceRecords(store, store_key)
     on_record = records.listed()
@@ -98,6 +98,7 @@ def look_at_bucket(
     missing = ", ".join(sorted({*wanted} - names))
     if missing:
         raise InvalidInput(f"{store.address} has nothing of workspace {missing}")
+    _check_kind(records, store_key, [*read][:1] if read else on_record, store)
     if not read:
         _check_key(store, store_key, {name: listed[name] for name in names}, len(on_record))
     found = [InBucket(name, record=read.get(name)) for name in sorted(names)]
@@ -126,6 +127,27 @@ def _listed(
     return found
 
 
+def _check_kind(
+    records: WorkspaceRecords,
+    store_key: bytes | None,
+    names: Iterable[WorkspaceName],
+    store: ObjectStore,
+) -> None:
+    """InvalidInput where a store key is taken for the key that signs the records of a plain store,
+    or the other way round: both sign, and only the records say whether anything is sealed."""
+    known = (sealed for name in names if (sealed := records.is_sealed(name)) is not None)
+    sealed = next(known, store_key is not None)
+    if store_key is None and sealed:
+        raise InvalidInput(
+            f"the records in {store.address} are sealed: leave --plain out. Nothing was changed"
+        )
+    if store_key is not None and not sealed:
+        raise InvalidInput(
+            f"the records in {store.address} are plain, and this key only signs them: give --plain "
+            "too. Nothing was changed"
+        )
+
+
 def _check_key(
     store: ObjectStore,
     store_key: bytes | None,
@@ -150,8 +172,8 @@ def _check_key(
     raise InvalidInput(
         f"the key has signed none of the records in {store.address}, and opens none of the "
         f"snapshots ({len(every) + unread} objects): give the key that the old host had for this "
-        "bucket (`init` kept it in ~/.local/state/torpor/keys), and the same bucket and prefix. "
-        "Nothing was changed"
+        "bucket (`init` kept it in ~/.local/state/torpor/keys), or the store key of its recovery "
+        "sheet, and the same bucket and prefix. Nothing was changed"
     )
 
 

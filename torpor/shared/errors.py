@@ -14,6 +14,8 @@
     │   │   ├── StoreUnreachable* its host refuses connections, or has no address
     │   │   ├── StoreFull       its disk or its quota: somebody has to free space first
     │   │   └── StoreAway       it was away for as long as the patience of its block
+    │   ├── KeyUnknown          the key of the block opens nothing there; a WrongKey, too
+    │   ├── KeyDamaged          the key object was changed by which the key of the block opens
     │   ├── RecordRefused       a record that no control side of this store signed, or damaged
     │   ├── StoreCorrupt      * bytes are not those that were written
     │   ├── GrantExpired      * a grant's time is over; ask for a new one
@@ -154,6 +156,10 @@ class RecordRefused(StoreError):
     """The object is not a record that this torpor wrote. Nothing that it says is carried out."""
 
 
+class KeyDamaged(StoreError):
+    pass
+
+
 class StoreCorrupt(StoreError):
     retryable = True
 
@@ -235,6 +241,10 @@ class SnapshotOverdue(SnapshotError):
 
 
 class WrongKey(SnapshotError):
+    pass
+
+
+class KeyUnknown(WrongKey, StoreError):
     pass
 
 

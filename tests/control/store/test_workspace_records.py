@@ -11,7 +11,7 @@ from tests.fixtures.memory_store import MemoryStore
 from torpor.control.store.signatures import ROOT_BYTES, Signer, record_in
 from torpor.control.store.workspace_records import Settings, WorkspaceRecord, WorkspaceRecords
 from torpor.control.upkeep.signing import sign_records
-from torpor.shared.errors import InvalidInput, RecordRefused
+from torpor.shared.errors import InvalidInput, KeyUnknown, RecordRefused
 from torpor.shared.format.keys import workspace_key
 from torpor.shared.format.names import settings_key
 from torpor.shared.values import ObjectKey, WorkspaceName
@@ -60,6 +60,32 @@ def test_nobody_but_whoever_has_the_store_s_key_reads_a_record(memory_store: Mem
         with pytest.raises(RecordRefused, match=OBJECT):
             WorkspaceRecords(memory_store, key).read(DEMO)
     assert _read(records).settings == _settings()
+
+
+def test_a_key_that_opens_nothing_any_more_is_no_damage_of_the_record(
+    memory_store: MemoryStore,
+) -> None:
+    """It was removed or rotated. A damaged record counts as one without an owner, and this one
+    may name another."""
+    _written(memory_store).take(DEMO, TWO, "new")
+    removed = WorkspaceRecords(memory_store, lambda store: _unknown())
+    before = memory_store.get(OBJECT, max_bytes=1 << 20)
+    for does in (
+        lambda: removed.read(DEMO),
+        lambda: removed.keep(DEMO, _settings("/data"), ONE, "host", _raise),
+        lambda: removed.take(DEMO, ONE, "host"),
+    ):
+        with pytest.raises(KeyUnknown):
+            does()
+    assert memory_store.get(OBJECT, max_bytes=1 << 20) == before
+    asked: list[MemoryStore] = []
+    lazy = WorkspaceRecords(memory_store, lambda store: asked.append(store) or KEY)  # type: ignore[func-returns-value, arg-type]
+    assert asked == []
+    assert _read(lazy).settings == _settings()
+
+
+def _unknown() -> bytes:
+    raise KeyUnknown("the key 7faa21fc opens nothing")
 
 
 def test_a_record_that_is_forged_moved_or_of_a_newer_torpor_is_refused_by_name(

@@ -24,6 +24,7 @@ import msgspec
 
 from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.records import TRIES, Records, Unread
+from torpor.control.store.s3 import RootOf
 from torpor.control.store.signatures import ENVELOPE_BYTES
 from torpor.shared.errors import (
     InvalidInput,
@@ -115,12 +116,13 @@ class _Signed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkspaceRecords:
-    """The records of the workspaces of one store. ``store_key``: what seals them; None where the
-    store is plain."""
+    """The records of the workspaces of one store. ``store_key``: the store key, which seals them
+    whatever key a user opens the store with, or what reads it from the store; None where the store
+    is plain."""
 
-    def __init__(self, store: ObjectStore, store_key: bytes | None) -> None:
+    def __init__(self, store: ObjectStore, store_key: bytes | RootOf | None) -> None:
         self._store = store
-        self._seal = Seal(None if store_key is None else records_key(store_key))
+        self._store_key = store_key
         self._records = Records(store, _Signed, MOST_BYTES, _ADVICE)
 
     def listed(self) -> list[WorkspaceName]:
@@ -159,6 +161,15 @@ class WorkspaceRecords:
         found = self._read(settings_key(workspace))
         return None if found is None else found[0]
 
+    def is_sealed(self, workspace: WorkspaceName) -> bool | None:
+        """Whether its record is sealed; None where there is none that is believed, or one of a
+        newer torpor. One request."""
+        try:
+            found = self._records.read(settings_key(workspace))
+        except (RecordRefused, StoreCorrupt, *_WITHHELD):
+            return None
+        return None if found is None or found[0].format > FORMAT else bool(found[0].sealed)
+
     def keep(
         self,
         workspace: WorkspaceName,
@@ -178,7 +189,7 @@ class WorkspaceRecords:
             if settings is None or foreign:
                 return old
             kept = settings if old is None else _with_lost_keys(settings, old, side)
-            if old is not None and old.settings == kept and plain != self._seal.sealed:
+            if old is not None and old.settings == kept and plain != self._sealed:
                 return old
             owner = None if old is None else old.owner
             if old is not None and owner is None and old.settings and old.side != side:
@@ -245,9 +256,9 @@ class WorkspaceRecords:
         body = msgspec.json.encode(record)
         if len(body) > _MOST_BODY:
             raise InvalidInput(f"the settings for {key} are too long to keep: {len(body)} bytes")
-        if not self._seal.sealed:
+        if not self._sealed:
             return _Signed(format=FORMAT, written_unix=record.written_unix, plain=msgspec.Raw(body))
-        sealed = base64.b64encode(self._seal.seal(body, key.encode())).decode()
+        sealed = base64.b64encode(self._seal().seal(body, key.encode())).decode()
         return _Signed(format=FORMAT, written_unix=record.written_unix, sealed=sealed)
 
     def _read(self, key: ObjectKey) -> tuple[WorkspaceRecord, str, bool] | None:
@@ -265,18 +276,28 @@ class WorkspaceRecords:
         signed, version = found
         return self._opened(key, signed), version, not signed.sealed
 
+    @property
+    def _sealed(self) -> bool:
+        return self._store_key is not None
+
+    def _seal(self) -> Seal:
+        """The first use may ask the store for the store key, and raises as the store does."""
+        key = self._store_key(self._store) if callable(self._store_key) else self._store_key
+        return Seal(None if key is None else records_key(key))
+
     def _opened(self, key: ObjectKey, signed: _Signed) -> WorkspaceRecord:
         if signed.format > FORMAT:
             raise InvalidInput(
                 f"{key} in {self._store.address} has format {signed.format}, and this torpor reads "
                 f"format {FORMAT}: bring it up to date"
             )
-        if signed.sealed and not self._seal.sealed:
+        if signed.sealed and not self._sealed:
             raise self._records.damaged(key, "it is sealed, in a store without a key")
+        seal = self._seal()  # a key that opens nothing is no damage of the record
         try:
             body: Any = bytes(signed.plain)
             if signed.sealed:
-                body = self._seal.open(base64.b64decode(signed.sealed), key.encode())
+                body = seal.open(base64.b64decode(signed.sealed), key.encode())
             record = msgspec.json.decode(body, type=learned(WorkspaceRecord))
         except (WrongKey, binascii.Error, msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise self._records.damaged(key, error) from None
