@@ -53,10 +53,17 @@ def made(prefect_server: object, world: World, monkeypatch: pytest.MonkeyPatch) 
     _forget()
     monkeypatch.setenv(setup.STORE_VARIABLE, world.access.secret_key)
     blocks.LocalProvider(folder=world.access.machines).save(f"{NAME}-here", overwrite=True)
+    _identity(world).save("default", overwrite=True)
     _init(world)
     _store_snapshots()
     yield world
     _forget()
+    blocks.SSHIdentity.delete("default")
+
+
+def _identity(world: World) -> blocks.SSHIdentity:
+    """As `torpor up` makes one."""
+    return blocks.SSHIdentity(private_key=SecretStr(world.access.private_key), on_record=True)
 
 
 def _init(world: World, name: str = NAME, prefix: str = "kept") -> None:
@@ -574,7 +581,7 @@ def test_a_workspace_is_opened_without_a_request_and_its_key_within_the_looks_pa
 ) -> None:
     """A store that is away would hold up `watch` once for each of its workspaces."""
     monkeypatch.setattr(S3Requests, "send", lambda *how: pytest.fail("the store was asked"))
-    blocks.SSHIdentity(private_key=SecretStr(made.access.private_key)).save(NAME, overwrite=True)
+    _identity(made).save(NAME, overwrite=True)
     block = load_named(Workspace, NAME, of="test")
     block.identity, block.store = NAME, SECOND
     _second(UserKey.new())  # no key that this process has opened the store with
