@@ -470,6 +470,27 @@ def test_a_killed_rotation_leaves_the_new_key_in_its_file_too(
     assert UserKey.of(key_file(NAME).read_text()) == _key()
 
 
+def test_a_rotation_that_cannot_save_its_block_says_how_to_take_the_unused_key_away(
+    made: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, objects = _key(), _block().key_objects()
+
+    def save(self: ObjectStore, *how: Any, **more: Any) -> Any:
+        raise OSError("the server is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "save", save)
+        with pytest.raises(OSError, match="away"):
+            store_keys.rotate(NAME, yes=True)
+    assert _key() == old
+    said = capsys.readouterr().out
+    advice = re.search(r"`torpor store remove-key (\S+) (\S+)`", said)
+    assert advice and "Give the command again" in said
+    store_keys.rotate(NAME, yes=True)
+    store_keys.remove_key(*advice.groups(), yes=True)
+    assert objects.ids() == [_key().id] != [old.id]
+
+
 @pytest.mark.rule("H17")
 def test_a_rotation_whose_new_key_somebody_removes_gives_the_block_its_old_key_back(
     made: World, monkeypatch: pytest.MonkeyPatch
