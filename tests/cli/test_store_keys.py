@@ -7,6 +7,7 @@ import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,18 @@ from tasks.watch import patient
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.faulty_stores import Killed
 from tests.fixtures.manifests import honest
+from tests.fixtures.rentals import asked
 from tests.fixtures.world import World
+from torpor.control.hosts import KnownHosts
 from torpor.control.store.key_objects import KeyObjects
 from torpor.control.store.manifests import open_manifest, snapshot_ids
 from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.control.store.s3_requests import S3Requests
+from torpor.control.upkeep.prune import PruneRules, plan_prune
 from torpor.shared.errors import (
     InvalidInput,
     KeyUnknown,
+    RecordRefused,
     StoreError,
     StoreUnavailable,
     WrongKey,
@@ -40,7 +45,7 @@ from torpor.shared.format.keys import Seal, workspace_key
 from torpor.shared.format.manifest import encode_manifest
 from torpor.shared.format.names import manifest_key
 from torpor.shared.format.user_keys import UserKey
-from torpor.shared.values import MIB, SnapshotId, WorkspaceName, object_key
+from torpor.shared.values import MIB, Endpoint, SnapshotId, WorkspaceName, object_key
 from torpor_cli import setup, store_keys
 from torpor_cli.key_files import key_file
 
@@ -526,6 +531,43 @@ def test_a_key_object_that_is_not_seen_seals_nothing(
         unseen.key()
     with pytest.raises(StoreUnavailable):
         _ = unseen.open().signer
+
+
+@pytest.mark.rule("H17")
+def test_nothing_is_written_where_the_key_objects_of_two_stores_of_one_key_are_swapped(
+    made: World,
+) -> None:
+    """A person has made two stores with one key by hand, and whoever writes in the bucket swaps
+    the key objects: what was stored is of the other store key."""
+    key, own, other = _key(), _block().key(), bytes(32)
+    assert own is not None
+    block = _block()
+    block.prefix = "swapped"
+    block.save(SECOND, overwrite=True)
+    KeyObjects(S3Store.connect(block.reach())).add(key, other, "theirs", 1)
+    store = S3Store.connect(replace(block.reach(), root=own))
+    endpoint = Endpoint("machine.example.org", 22, "root")
+    KnownHosts(store, WORKSPACE).pin(endpoint, "ssh-ed25519 AAAA")
+    blob, _ = encode_manifest(honest(workspace=WORKSPACE, snapshot=SNAPSHOTS[0]), _seal())
+    store.put(manifest_key(WORKSPACE, SNAPSHOTS[0]), blob)
+    blocks.SSHIdentity(private_key=SecretStr(made.access.private_key)).save(NAME, overwrite=True)
+    workspace = load_named(Workspace, NAME, of="test")
+    workspace.identity, workspace.store = NAME, SECOND
+    opened = OpenWorkspace.of(workspace)
+    rental = asked(replace(opened, store=store))
+    there = [*store.list("")]
+    assert _block(SECOND).key() == other
+    with pytest.raises(RecordRefused, match="is not believed"):
+        opened.hosts.pin(endpoint, "ssh-ed25519 BBBB")
+    for write in (
+        lambda: opened.rentals.change(rental, state="abandoned"),
+        opened.rentals.open,
+    ):
+        with pytest.raises(RecordRefused, match="is not believed"):
+            write()
+    with pytest.raises(WrongKey, match="sealed with another key"):
+        plan_prune(opened.store, WORKSPACE, opened.seal, PruneRules())
+    assert [*store.list("")] == there
 
 
 def test_a_workspace_is_opened_without_a_request_and_its_key_within_the_looks_patience(
