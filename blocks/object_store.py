@@ -184,8 +184,8 @@ class ObjectStore(Block):
 
     def key(self) -> bytes | None:
         """The store key itself; None if snapshots stay plain. Where the block's key opens a key
-        object, this process reads that once: raises WrongKey where there is none, and as the store
-        does."""
+        object, this process reads that once: raises KeyUnknown where there is none, and as the
+        store does."""
         found = self.store_key()
         return found(self.open()) if callable(found) else found
 

@@ -262,7 +262,7 @@ def _here(given: _Given) -> tuple[S3Store, bytes | None] | None:
 
 def _is_of(block: ObjectStore, text: str, *, plain: bool) -> bool:
     """Whether this key opens what the block's key opens, as the store key of a sheet does after a
-    rotation. Raises WrongKey where it opens nothing."""
+    rotation. Raises KeyUnknown where it opens nothing."""
     own = block.user_key()
     if plain or own is None:
         return plain and _signing(text) == block.settings().root

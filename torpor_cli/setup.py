@@ -288,7 +288,7 @@ def _first_key(name: str, store: S3Store) -> tuple[Path, UserKey]:
         elif file == own:
             _check_store_key(objects, key.secret)
             return file, key
-    there = f"keys labelled {labels}" if (labels := objects.labels()) else ""
+    there = "keys" if objects.ids() else ""
     if not there and store.holds_any("workspaces/"):
         there = "snapshots that were sealed with a key of their own, or with none"
     if not there and store.holds_any(settings_prefix()):
@@ -316,20 +316,15 @@ def _check_store_key(objects: KeyObjects, store_key: bytes) -> None:
     """WrongKey where the store has key objects or snapshots, and none of them was made with this
     store key."""
     from torpor.control.store.key_check import check_sealed_with
-    from torpor.control.store.key_objects import MOST_READ
 
     names = {found.key.split("/")[1] for found in objects.store.list("workspaces/")}
     known = map(WorkspaceName, sorted(names))
     sealed = check_sealed_with(objects.store, store_key, known, all_fit=False)
     ids = objects.ids()
-    if (
-        ids
-        and not sealed.fits
-        and not any(objects.read(one, store_key).genuine for one in ids[:MOST_READ])
-    ):
+    if ids and not sealed.fits and not any(objects.read(one, store_key).genuine for one in ids):
         raise WrongKey(
-            f"{objects.store.address} has keys labelled {objects.labels()}, none of which was made "
-            "with the store key in the key file: it is of another store. Nothing was changed"
+            f"{objects.store.address} has keys, none of which was made with the store key in the "
+            "key file: it is of another store. Nothing was changed"
         )
 
 

@@ -281,7 +281,7 @@ def _saving(name: str, old: UserKey) -> Callable[[str, UserKey], None]:
     """Save a new key in the block, in each other block of the same store that has the old key, and
     in their key files: they would open nothing."""
 
-    def save(gone: str, new: UserKey) -> None:
+    def put(gone: str, new: UserKey) -> None:
         from blocks import ObjectStore
         from blocks.reference import load_named, saved_names
         from torpor_cli.key_files import keep_key
@@ -310,6 +310,19 @@ def _saving(name: str, old: UserKey) -> Callable[[str, UserKey], None]:
                     keep_key(one, key)  # it may be in this block alone
                 _give(block, one, new)
             keep_key(one, new)
+
+    def save(gone: str, new: UserKey) -> None:
+        try:
+            put(gone, new)
+        except BaseException:  # also Ctrl-C
+            if new != old:
+                say(
+                    f"key         The new key {new.id[:8]} opens the store beside the old one, and "
+                    f"object-store/{name} may not have it. Give the command again. If `torpor "
+                    f"store keys {name}` lists {new.id[:8]} then, nobody has it: `torpor store "
+                    f"remove-key {name} {new.id[:8]}`"
+                )
+            raise
 
     return save
 

@@ -7,6 +7,7 @@ import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,27 @@ from tasks.watch import patient
 from tasks.workspace import OpenWorkspace
 from tests.fixtures.faulty_stores import Killed
 from tests.fixtures.manifests import honest
+from tests.fixtures.rentals import asked
 from tests.fixtures.world import World
+from torpor.control.hosts import KnownHosts
 from torpor.control.store.key_objects import KeyObjects
 from torpor.control.store.manifests import open_manifest, snapshot_ids
 from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.control.store.s3_requests import S3Requests
-from torpor.shared.errors import InvalidInput, StoreError, StoreUnavailable, WrongKey
+from torpor.control.upkeep.prune import PruneRules, plan_prune
+from torpor.shared.errors import (
+    InvalidInput,
+    KeyUnknown,
+    RecordRefused,
+    StoreError,
+    StoreUnavailable,
+    WrongKey,
+)
 from torpor.shared.format.keys import Seal, workspace_key
 from torpor.shared.format.manifest import encode_manifest
 from torpor.shared.format.names import manifest_key, settings_key
 from torpor.shared.format.user_keys import UserKey
-from torpor.shared.values import MIB, SnapshotId, WorkspaceName, object_key
+from torpor.shared.values import MIB, Endpoint, SnapshotId, WorkspaceName, object_key
 from torpor_cli import setup, store_keys
 from torpor_cli.key_files import key_file
 from torpor_cli.recovery import recover
@@ -172,7 +183,7 @@ def test_a_rotation_stores_nothing_again_and_takes_the_old_key_away(
     new = _key()
     assert new != old and _block().key() == store_key
     _open_all()
-    with pytest.raises(WrongKey, match='keys labelled "first key"'):
+    with pytest.raises(KeyUnknown, match="It has other keys"):
         _block().key_objects().open(old)
     assert _second(old).key() == store_key  # a process that has opened the store goes on
     file = key_file(NAME)
@@ -230,7 +241,7 @@ def test_a_second_key_opens_the_store_until_it_is_removed(
     with pytest.raises(InvalidInput, match="Nobody is at the terminal"):
         store_keys.remove_key(NAME, escrow.id[:8])
     store_keys.remove_key(NAME, escrow.id[:8], yes=True)
-    with pytest.raises(WrongKey, match="removed or rotated"):
+    with pytest.raises(KeyUnknown, match="removed or rotated"):
         _block().key_objects().open(escrow)
     _open_all()
 
@@ -285,7 +296,7 @@ def test_each_key_of_a_store_recovers_its_workspaces_and_one_that_was_removed_is
     assert objects.store.get(record, max_bytes=MIB) == kept
 
     _forget()
-    with pytest.raises(WrongKey, match=r'removed or rotated.* keys labelled .*"escrow"'):
+    with pytest.raises(KeyUnknown, match=r"removed or rotated.* other keys \(2\)"):
         _recover(made, first)
     assert not any(NAME in saved_names(kind) for kind in (ObjectStore, AwsCredentials, Workspace))
     assert not key_file(NAME).exists()
@@ -307,7 +318,7 @@ def test_each_key_of_a_store_recovers_its_workspaces_and_one_that_was_removed_is
     with pytest.raises(InvalidInput, match="has another key, and stays"):
         _recover(made, UserKey(bytes(32), opens=False))
     objects.remove(escrow.id, itself)
-    with pytest.raises(WrongKey, match="removed or rotated"):
+    with pytest.raises(KeyUnknown, match="removed or rotated"):
         _recover(made, escrow)
 
 
@@ -347,7 +358,7 @@ def test_the_page_shows_the_sheet_as_the_command_prints_it(made: World, tmp_path
 def test_init_makes_no_second_store_key_where_a_store_is(made: World) -> None:
     key, objects = _key(), _block().key_objects()
     _forget()
-    with pytest.raises(InvalidInput, match=r'has keys labelled "first key".*--store'):
+    with pytest.raises(InvalidInput, match=r"has keys, and no key in .*--store"):
         _init(made)
     objects.store.delete([object_key(f"keys/{key.id}")])  # as in a copy of the bucket without keys/
     key_file(NAME).write_text(key.text)
@@ -539,6 +550,27 @@ def test_a_killed_rotation_leaves_the_new_key_in_its_file_too(
     assert UserKey.of(key_file(NAME).read_text()) == _key()
 
 
+def test_a_rotation_that_cannot_save_its_block_says_how_to_take_the_unused_key_away(
+    made: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, objects = _key(), _block().key_objects()
+
+    def save(self: ObjectStore, *how: Any, **more: Any) -> Any:
+        raise OSError("the server is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "save", save)
+        with pytest.raises(OSError, match="away"):
+            store_keys.rotate(NAME, yes=True)
+    assert _key() == old
+    said = capsys.readouterr().out
+    advice = re.search(r"`torpor store remove-key (\S+) (\S+)`", said)
+    assert advice and "Give the command again" in said
+    store_keys.rotate(NAME, yes=True)
+    store_keys.remove_key(*advice.groups(), yes=True)
+    assert objects.ids() == [_key().id] != [old.id]
+
+
 @pytest.mark.rule("H17")
 def test_a_rotation_whose_new_key_somebody_removes_gives_the_block_its_old_key_back(
     made: World, monkeypatch: pytest.MonkeyPatch
@@ -550,7 +582,7 @@ def test_a_rotation_whose_new_key_somebody_removes_gives_the_block_its_old_key_b
         real(self, one, own)
 
     monkeypatch.setattr(KeyObjects, "remove", remove)
-    with pytest.raises(WrongKey, match="was put back"):
+    with pytest.raises(KeyUnknown, match="was put back"):
         store_keys.rotate(NAME, yes=True)
     assert _key() == UserKey.of(key_file(NAME).read_text()) == old
     _block().key_objects().open(old)
@@ -561,9 +593,9 @@ def test_a_key_object_that_is_not_seen_seals_nothing(
     made: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unseen = _second(UserKey.new())  # as after a wrong bucket, or a deleted key object
-    with pytest.raises(WrongKey, match="nothing is sealed with this key"):
+    with pytest.raises(KeyUnknown, match="nothing is sealed with this key"):
         unseen.key()
-    with pytest.raises(WrongKey, match="nothing is sealed with this key"):
+    with pytest.raises(KeyUnknown, match="nothing is sealed with this key"):
         _ = unseen.open().signer
 
     def away(self: S3Store, *args: Any, **how: Any) -> bytes:
@@ -574,6 +606,43 @@ def test_a_key_object_that_is_not_seen_seals_nothing(
         unseen.key()
     with pytest.raises(StoreUnavailable):
         _ = unseen.open().signer
+
+
+@pytest.mark.rule("H17")
+def test_nothing_is_written_where_the_key_objects_of_two_stores_of_one_key_are_swapped(
+    made: World,
+) -> None:
+    """A person has made two stores with one key by hand, and whoever writes in the bucket swaps
+    the key objects: what was stored is of the other store key."""
+    key, own, other = _key(), _block().key(), bytes(32)
+    assert own is not None
+    block = _block()
+    block.prefix = "swapped"
+    block.save(SECOND, overwrite=True)
+    KeyObjects(S3Store.connect(block.reach())).add(key, other, "theirs", 1)
+    store = S3Store.connect(replace(block.reach(), root=own))
+    endpoint = Endpoint("machine.example.org", 22, "root")
+    KnownHosts(store, WORKSPACE).pin(endpoint, "ssh-ed25519 AAAA")
+    blob, _ = encode_manifest(honest(workspace=WORKSPACE, snapshot=SNAPSHOTS[0]), _seal())
+    store.put(manifest_key(WORKSPACE, SNAPSHOTS[0]), blob)
+    _identity(made).save(NAME, overwrite=True)
+    workspace = load_named(Workspace, NAME, of="test")
+    workspace.identity, workspace.store = NAME, SECOND
+    opened = OpenWorkspace.of(workspace)
+    rental = asked(replace(opened, store=store))
+    there = [*store.list("")]
+    assert _block(SECOND).key() == other
+    with pytest.raises(RecordRefused, match="is not believed"):
+        opened.hosts.pin(endpoint, "ssh-ed25519 BBBB")
+    for write in (
+        lambda: opened.rentals.change(rental, state="abandoned"),
+        opened.rentals.open,
+    ):
+        with pytest.raises(RecordRefused, match="is not believed"):
+            write()
+    with pytest.raises(WrongKey, match="sealed with another key"):
+        plan_prune(opened.store, WORKSPACE, opened.seal, PruneRules())
+    assert [*store.list("")] == there
 
 
 def test_a_workspace_is_opened_without_a_request_and_its_key_within_the_looks_patience(

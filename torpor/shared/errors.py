@@ -14,7 +14,7 @@
     │   │   ├── StoreUnreachable* its host refuses connections, or has no address
     │   │   ├── StoreFull       its disk or its quota: somebody has to free space first
     │   │   └── StoreAway       it was away for as long as the patience of its block
-    │   ├── KeyUnknown          the key of the block opens nothing there; a WrongKey, too
+    │   ├── KeyUnknown          the key of the block opens nothing there
     │   ├── KeyDamaged          the key object was changed by which the key of the block opens
     │   ├── RecordRefused       a record that no control side of this store signed, or damaged
     │   ├── StoreCorrupt      * bytes are not those that were written
@@ -156,6 +156,10 @@ class RecordRefused(StoreError):
     """The object is not a record that this torpor wrote. Nothing that it says is carried out."""
 
 
+class KeyUnknown(StoreError):
+    pass
+
+
 class KeyDamaged(StoreError):
     pass
 
@@ -241,10 +245,6 @@ class SnapshotOverdue(SnapshotError):
 
 
 class WrongKey(SnapshotError):
-    pass
-
-
-class KeyUnknown(WrongKey, StoreError):
     pass
 
 

@@ -6,12 +6,11 @@ that the holder of any key can tell the store's own key objects from somebody el
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -23,22 +22,23 @@ from torpor.shared.errors import (
     KeyUnknown,
     ObjectExists,
     StoreCorrupt,
+    StoreError,
     StoreMissing,
     WrongKey,
 )
 from torpor.shared.format.user_keys import KeyObject, UserKey, is_key_id
-from torpor.shared.plain_text import plain
 from torpor.shared.values import ObjectKey, learned, object_key
 
 PREFIX: Final = "keys/"
 MOST_BYTES: Final = 8 * 1024
 MOST_READ: Final = 100
-"""Key objects that are read for their labels: each takes a request."""
-_NAMED: Final = 10
+"""Key objects that are listed: each takes a request."""
 _ANYWHERE: Final = ""
 """The place that key objects are signed for: they are of each copy of the bucket, too."""
 
 _opened: dict[tuple[str, str], bytes] = {}
+_refused: Final = WeakKeyDictionary[ObjectStore, dict[str, tuple[type[StoreError], str]]]()
+"""Of each store object, why a key opens nothing there: each record of a look would ask again."""
 
 
 @dataclass(frozen=True)
@@ -158,26 +158,10 @@ class KeyObjects:
                 "put back: nothing was removed here"
             ) from None
 
-    def labels(self) -> str:
-        """What the key objects say of themselves, for a message; empty if there are none. Nobody
-        can check that without a key of the store."""
-        ids = self.ids()
-        said = [*islice(self._said(ids[:MOST_READ]), _NAMED)]
-        more = len(ids) - len(said)
-        return ", ".join([*said, *([f"{more} more"] if more else [])])
-
-    def _said(self, ids: list[str]) -> Iterator[str]:
-        for one in ids:
-            with suppress(StoreMissing, StoreCorrupt, Unsigned):
-                found = _parsed(self.store.get(_name(one), max_bytes=MOST_BYTES))
-                yield f'"{plain(found.label)}" ({one[:8]}, {day(found.made_unix)})'
-
     def _opens_nothing(self, key: UserKey) -> str:
-        labels = self.labels()
         there = (
-            f"It has keys labelled {labels}: use one of them, or the store key of your recovery "
-            "sheet"
-            if labels
+            f"It has other keys ({count}): use one of them, or the store key of your recovery sheet"
+            if (count := len(self.ids()))
             else "It has no keys: see that endpoint, bucket and prefix are right. The store key of "
             "your recovery sheet opens a store without its keys/"
         )
@@ -197,10 +181,19 @@ class KeyObjects:
 
 def opened_key(key: UserKey, store: ObjectStore) -> bytes:
     """The store key that ``key``, which opens a key object, opens in the store: one request for
-    each process, key and store, so what is removed later changes nothing for this process."""
+    each process, key and store, so what is removed later changes nothing for this process. Where
+    the key opens nothing, this store object is not asked again, and each use raises the same."""
     known = (key.id, store.address)
     if known not in _opened:
-        _opened[known] = KeyObjects(store).open(key).store_key
+        refused = _refused.setdefault(store, {})
+        if key.id in refused:
+            kind, why = refused[key.id]
+            raise kind(why)
+        try:
+            _opened[known] = KeyObjects(store).open(key).store_key
+        except (KeyUnknown, KeyDamaged) as error:
+            refused[key.id] = type(error), str(error)
+            raise
     return _opened[known]
 
 

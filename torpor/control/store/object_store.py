@@ -31,7 +31,7 @@ class ObjectStore(Protocol):
     def signer(self) -> Signer:
         """The signer that signs and checks the records of this store. InvalidInput where it has no
         key. The first use may read the key from the store, and raises then as ``get`` does;
-        WrongKey where the key that it has opens none."""
+        KeyUnknown and KeyDamaged where the key that it has opens none."""
 
     def probe(self) -> Capabilities:
         """Write, read and delete scratch objects to see what the store can do.
