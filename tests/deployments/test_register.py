@@ -13,11 +13,12 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolUpdate
 
-from blocks import ObjectStore
+from blocks import ObjectStore, SSHIdentity
 from deployments import register
 from deployments.installation import CHECKOUT, Installation
 from deployments.server import Server
 from deployments.worker import RUN_COMMAND, WATCH_COMMAND
+from tests.fixtures.machines import new_key_pair
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import run_python
 from torpor.shared.errors import TorporError
@@ -48,6 +49,26 @@ def test_the_first_store_has_the_same_key_where_the_database_is_lost(tmp_path: P
     assert ObjectStore(bucket="first", encryption_key=key).key()
     assert made.store_key_file.stat().st_mode & 0o777 == 0o600
     assert register.first_key(made) == key
+
+
+@pytest.mark.rule(24)
+def test_the_first_identity_is_kept_in_the_bucket_and_a_key_in_none_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the database is lost; a key of the user's own is kept in none."""
+    made = Installation(tmp_path)
+    first = register.first_identity(made)
+    assert (first.on_record, register.first_identity(made)) == (True, first)
+    earlier = SSHIdentity(private_key=first.private_key)  # of a version that kept none
+    own = SSHIdentity(private_key=new_key_pair().private)
+    capsys.readouterr()
+    for block in (first, own):
+        register.tell_of_identity(block)
+    assert capsys.readouterr().out == ""
+    register.tell_of_identity(earlier)
+    assert "ssh-identity/default is in no bucket" in capsys.readouterr().out
+    register.keep_identity(made, own)
+    assert not register.first_identity(made).on_record
 
 
 FLOW = """
