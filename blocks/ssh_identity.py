@@ -11,7 +11,10 @@ from pydantic import ConfigDict, Field, HttpUrl, SecretStr, field_validator
 
 from blocks.reference import LOGOS
 from torpor.control.remote.ssh import Identity
+from torpor.shared.errors import InvalidInput
 
+_COMMENT: Final = "torpor"
+"""Of the keys that torpor makes."""
 _ARMOUR: Final = re.compile(
     r"\s*(-----BEGIN (?P<kind>[A-Z0-9 ]+)-----)(?P<body>.*?)(-----END (?P=kind)-----)\s*", re.DOTALL
 )
@@ -58,9 +61,9 @@ class SSHIdentity(Block):
     )
 
     @classmethod
-    def generate(cls, comment: str = "torpor") -> Self:
+    def generate(cls) -> Self:
         """A new ed25519 key without a passphrase."""
-        key = asyncssh.generate_private_key("ssh-ed25519", comment=comment)
+        key = asyncssh.generate_private_key("ssh-ed25519", comment=_COMMENT)
         private_key = SecretStr(key.export_private_key().decode("ascii"))
         return cls(private_key=private_key, on_record=True)
 
@@ -68,6 +71,14 @@ class SSHIdentity(Block):
     def public_key(self) -> str:
         """The line for ``authorized_keys``. Raises InvalidInput if the key does not open."""
         return self.identity().public_key()
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether torpor has made the key, by its comment."""
+        try:
+            return self.public_key.endswith(f" {_COMMENT}")
+        except InvalidInput:
+            return False
 
     def identity(self) -> Identity:
         """The identity as the SSH client takes it."""

@@ -205,8 +205,10 @@ def make_first_blocks(installation: Installation) -> list[str]:
     if not exists(SSHIdentity, "default"):
         (first_identity(installation) if own else SSHIdentity.generate()).save("default")
         made.append("block ssh-identity/default")
-    elif own:
-        keep_identity(installation)
+    elif (identity := load_identity()) is not None:
+        if own:
+            keep_identity(installation, identity)
+        tell_of_identity(identity)
     if not exists(LocalProvider, "default"):
         LocalProvider(folder=str(installation.machines)).save("default")
         made.append("block local-provider/default")
@@ -246,18 +248,32 @@ def first_identity(installation: Installation) -> SSHIdentity:
         print(f"  note      the SSH identity is new: {file} keeps it")
         if installation.store_key_file.exists():  # not the first registration
             print("            a machine that knows the earlier one lets only that one in")
-    return SSHIdentity(private_key=SecretStr(key))
+    block = SSHIdentity(private_key=SecretStr(key))
+    block.on_record = block.is_generated
+    return block
 
 
-def keep_identity(installation: Installation) -> None:
+def load_identity() -> SSHIdentity | None:
+    """The first SSH identity; None for a damaged block, which is named."""
+    try:
+        return load_named(SSHIdentity, "default", of="make up")
+    except InvalidInput as error:
+        print(f"  note      {error}")
+        return None
+
+
+def tell_of_identity(block: SSHIdentity) -> None:
+    """Say that a key which torpor has made is in no bucket, as those of earlier versions are."""
+    if block.is_generated and not block.on_record:
+        print("  note      the private key of ssh-identity/default is in no bucket, and `torpor")
+        print("            recover` on another host cannot log in with it: switch Keep in the")
+        print("            bucket on in that block, or keep a copy of the key")
+
+
+def keep_identity(installation: Installation, block: SSHIdentity) -> None:
     """Keep the block's key in the installation's file, and an earlier one beside it. A key with a
     passphrase is its user's, who has it."""
     file = installation.identity_file
-    try:
-        block = load_named(SSHIdentity, "default", of="make up")
-    except InvalidInput as error:
-        print(f"  note      {error}")
-        return
     key = block.private_key.get_secret_value()
     if block.passphrase is not None or (file.exists() and file.read_text().strip() == key.strip()):
         return

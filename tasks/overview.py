@@ -191,15 +191,14 @@ def _look_at(
     try:
         found = machines(opened)
     except TorporError as error:
-        return msgspec.structs.replace(seen, state="awake?", trouble=seen.trouble or str(error))
+        return msgspec.structs.replace(seen, state="awake?", unseen=str(error))
     there = [(machine, rental) for machine, rental in found if not _is_ending(machine, rental)]
     doubtful = any("/rentals/open/" in key for key in unread)
     if not there:
         try:
             opened.markets.check_reached(mine)
         except TorporError as error:
-            trouble = seen.trouble or str(error)
-            return msgspec.structs.replace(seen, state="awake?", trouble=trouble)
+            return msgspec.structs.replace(seen, state="awake?", unseen=str(error))
         return msgspec.structs.replace(seen, state="awake?" if doubtful else seen.state)
     whole = all(rental is not None and rental.state == "handed over" for _, rental in there)
     return msgspec.structs.replace(

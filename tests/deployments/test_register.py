@@ -15,11 +15,12 @@ from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect_aws import AwsCredentials
 from pydantic import SecretStr
 
-from blocks import ObjectStore
+from blocks import ObjectStore, SSHIdentity
 from deployments import register
 from deployments.installation import CHECKOUT, Installation
 from deployments.server import Server
 from deployments.worker import RUN_COMMAND, WATCH_COMMAND
+from tests.fixtures.machines import new_key_pair
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import run_python
 from torpor.control.store.s3 import S3Store
@@ -79,6 +80,26 @@ def test_a_store_whose_key_is_in_it_is_started_before_it_is_opened(
     monkeypatch.setattr(S3Store, "get", lambda *asked, **how: pytest.fail("it was opened"))
     assert register.serve_store(Installation(tmp_path)) == []
     assert served == ["started", "first"]
+
+
+@pytest.mark.rule(24)
+def test_the_first_identity_is_kept_in_the_bucket_and_a_key_in_none_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the database is lost; a key of the user's own is kept in none."""
+    made = Installation(tmp_path)
+    first = register.first_identity(made)
+    assert (first.on_record, register.first_identity(made)) == (True, first)
+    earlier = SSHIdentity(private_key=first.private_key)  # of a version that kept none
+    own = SSHIdentity(private_key=new_key_pair().private)
+    capsys.readouterr()
+    for block in (first, own):
+        register.tell_of_identity(block)
+    assert capsys.readouterr().out == ""
+    register.tell_of_identity(earlier)
+    assert "ssh-identity/default is in no bucket" in capsys.readouterr().out
+    register.keep_identity(made, own)
+    assert not register.first_identity(made).on_record
 
 
 FLOW = """

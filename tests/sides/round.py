@@ -18,7 +18,10 @@ from unittest.mock import patch
 
 from flows import backup, create, hibernate, prune, reconcile, wake, watch
 from flows.procedures.job import attempt, driver, stopped_machine
+from tasks import watch as watch_steps
+from tasks.autosave import NO_SAVES, AutosaveSummary
 from tasks.plain_runner import PlainRunner
+from tasks.workspace import OpenWorkspace
 from tests.attacker.round import tree_of
 from tests.fixtures.lab import DEMO, Lab
 from tests.sides.side import Burnt, Side, asking, owner_of
@@ -26,13 +29,15 @@ from torpor.control.jobs import driven_job, policy
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.safety import Warrant
 from torpor.control.store.manifests import snapshot_ids
-from torpor.shared.errors import RunCancelled, TorporError
+from torpor.shared.errors import RunCancelled, StoreCorrupt, StoreUnavailable, TorporError
 from torpor.shared.values import Machine, MachineId
 
 _JOB: Final = import_module("flows.job")  # whose name in the package is the flow itself
 _STEPS: Final = (4, 9)
 _REQUESTS: Final = (1, 260)
 """A flow sends some hundred requests at most: it burns down at any of them."""
+_FAULTS: Final = (StoreUnavailable, StoreCorrupt)
+"""Of which neither says that nobody owns the workspace."""
 _LEFT_OUT: Final = ["*.tmp"]
 _PATIENT: Final = 40
 """So often a job looks what comes next, before its user cancels it."""
@@ -84,7 +89,8 @@ class Round:
         threads = []
         for side in self._sides:
             burns = self._rng.random() < 0.4
-            side.rise(self._rng.randint(*_REQUESTS) if burns else float("inf"))
+            fault = self._rng.choice(_FAULTS) if self._rng.random() < 0.15 else None
+            side.rise(self._rng.randint(*_REQUESTS) if burns else float("inf"), fault)
             asked = (side, *self._chosen())
             run = partial(contextvars.copy_context().run, self._flow)
             threads.append(threading.Thread(target=run, args=asked, name=side.name))
@@ -218,7 +224,7 @@ class Round:
 
     def _create(self, order: Any) -> Machine:
         """The market rents a machine: to a side that has not heard of another owner?"""
-        self._check_owner("rented a machine")
+        self._check_owner(asking.side, "rented a machine")
         return self._real_create(order)
 
     def _destroy(self, machine: Machine, warrant: Warrant) -> None:
@@ -229,16 +235,21 @@ class Round:
             tree = self._tree(machine.id) if machine.id in self._lab.market.near else {}
             held = self._kept(tree, side)
             if used and machine.id in self._lab.market.alive:
-                self._check_owner(f"ended machine {machine.id}")
+                self._check_owner(side, f"ended machine {machine.id}")
             if used and not self._is_stored(held):
                 self._violate(f"machine {machine.id} was ended; no snapshot has {sorted(held)}")
             self._real_destroy(machine, warrant)
-            if machine.id in self._worked and machine.id not in self._lab.market.alive:
+            if machine.id in self._lab.market.alive:
+                return
+            if machine.id in self._worked:
                 self._newest = held
                 self.counts["machines that ended with proof"] += 1
+            elif used:  # it was woken and nobody worked there
+                self._newest = self._kept(self._newest, side)
 
-    def _check_owner(self, did: str) -> None:
-        side: Side = asking.side
+    def _check_owner(self, side: Side, did: str) -> None:
+        if side.fault is not None:
+            self._violate(f"{side.name} {did}, and no record said who is the owner")
         if side.saw not in ("", side.name):
             self._violate(f"{side.name} {did}, and knew that {side.saw} is the owner")
         if owner_of(self._lab) not in ("", side.name):
@@ -268,6 +279,13 @@ class Round:
             self.counts["commands started"] += 1
             if self._starts[started] > 1:
                 self._violate(f"attempt {started[1]} of job {started[0]} was begun twice")
+
+    def _renew(self, opened: OpenWorkspace, *_: object) -> AutosaveSummary:
+        """`watch` tells a machine how to save itself."""
+        (side,) = [one for one in self._sides if one.name == opened.side]
+        self.counts["machines that were told how to save themselves"] += 1
+        self._check_owner(side, "told a machine how to save itself")
+        return NO_SAVES
 
     @contextmanager
     def _quick(self) -> Iterator[None]:
@@ -311,6 +329,7 @@ class Round:
             (policy, "WAITS_S", (0.01,)),
             (driver, "Attending", Ends),
             (driver.Driver, "look", impatient),
+            (watch_steps, "renew_autosave", self._renew),
         ]
         with ExitStack() as stack:
             stack.enter_context(patch("time.time", lambda: real() + self._passed_s))

@@ -16,7 +16,7 @@ from tests.fixtures.alert_server import AlertMemory
 from tests.fixtures.lab import DEMO, Lab
 from torpor.control.recovery import look_at_bucket
 from torpor.control.store.workspace_records import Settings, WorkspaceRecords
-from torpor.shared.errors import StoreAway
+from torpor.shared.errors import StoreAway, StoreError
 from torpor.shared.format.names import settings_key
 
 _BESIDE: Final = ("market", "job", "Thread-")
@@ -38,12 +38,13 @@ class Side:
     left: float = float("inf")
     dead: bool = False
     saw: str = ""  # the owner when it asked last
+    fault: type[StoreError] | None = None  # of each read of the workspace's record
     alerts: AlertMemory = field(default_factory=AlertMemory)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def rise(self, requests: float) -> None:
+    def rise(self, requests: float, fault: type[StoreError] | None = None) -> None:
         """A new process on this host, which burns down after so many requests and answers."""
-        self.left, self.dead = requests, False
+        self.left, self.dead, self.fault = requests, False, fault
 
     def tick(self) -> None:
         with self._lock:
@@ -96,8 +97,11 @@ class Side:
 
     def reads(self, key: str) -> None:
         """It asks who owns the workspace, and hears no older answer than that."""
-        if key == settings_key(DEMO):
-            self.saw = owner_of(self.lab)
+        if key != settings_key(DEMO):
+            return
+        if self.fault is not None:
+            raise self.fault(f"{key} is not given out")
+        self.saw = owner_of(self.lab)
 
 
 def owner_of(lab: Lab) -> str:

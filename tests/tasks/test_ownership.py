@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import Event
+from threading import Barrier, Event
 from typing import Any
 
 import httpx
@@ -369,6 +369,26 @@ def test_watch_of_a_side_that_is_not_the_owner_leaves_the_machine_s_own_saves_to
     with Side(lab, TWO).runs():
         watch.fn(dry_run=False)
     assert "give_book" in did
+
+
+def test_watch_asks_for_the_owners_of_several_workspaces_at_once(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that is slow must not use up the time of the look."""
+    at_once = 8
+    all_ask = Barrier(at_once)
+    real = lab.store.read
+
+    def read(key: str, **how: Any) -> Any:
+        if key.startswith("settings/"):
+            all_ask.wait(PATIENCE_S)
+        return real(key, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lab.store, "read", read)
+    several = [lab.named(f"work-{number}").opened for number in range(at_once)]
+    with PlainRunner(*several, wait_factor=0.0):
+        watch.fn()
+    assert not all_ask.broken
 
 
 def test_a_record_that_the_store_keeps_to_itself_is_written_over_by_recover_alone(

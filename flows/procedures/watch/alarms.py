@@ -56,8 +56,6 @@ def see_alarms(look: Observation, faults: list[Exception]) -> Alarms:
     """What is wrong now."""
     report, now_unix = look.report, look.report.at_unix
     shown = [(f.machine, f.rental) for f in look.at_markets.findings if f.machine and f.rental]
-    out_of_reach = {one.workspace for one in report.watched if one.kind == "unknown"}
-    told = {*look.unread, *out_of_reach}
     found = [
         *watch.of_machines(report.watched, now_unix),
         *watch.of_idle(report.watched, now_unix),
@@ -69,7 +67,7 @@ def see_alarms(look: Observation, faults: list[Exception]) -> Alarms:
         *watch.of_providers(look.at_markets.silent, now_unix),
         *watch.of_jobs(report.jobs, now_unix),
         *watch.of_missed(report, look.named),
-        *watch.of_records(look.overview, _blocks(look, told), now_unix),
+        *watch.of_records(look.overview, _blocks(look, look.unread), now_unix),
     ]
     kinds: set[str] = set()
     if look.at_markets.silent:  # the alerts of silent markets are unknown
