@@ -23,7 +23,8 @@ _FIELDS: Final = {
     "aws-credentials": ("aws_access_key_id", "aws_secret_access_key"),
     "minio-credentials": ("minio_root_user", "minio_root_password"),
 }
-"""Where each type of block holds its key and the secret; the first type is the default."""
+"""Where each type of block holds its access key and its secret key; the first type is the
+default."""
 _LOGS_IN_ELSEWHERE: Final = ("profile_name", "assume_role_arn")
 _PARAMETERS: Final = {"api_version", "use_ssl", "verify", "endpoint_url", "config"}
 """Client parameters that this module reads, or that do not matter to signing."""
@@ -55,7 +56,8 @@ def access_keys(reference: str, *, of: str) -> AccessKeys:
 
 
 def _held(slug: str, name: str) -> AccessKeys | None:
-    """The key that the block holds itself; None where prefect_aws must say what it gives."""
+    """The key that the block itself holds; None where only prefect_aws can say which key the block
+    gives."""
     with get_client(sync_client=True) as client:
         try:
             document = client.read_block_document_by_name(name, slug, include_secrets=True)
@@ -99,7 +101,7 @@ def _given(reference: str, of: str) -> AccessKeys:
     keys = found.get_frozen_credentials()
     checked, bundle = parameters.verify, parameters.verify_cert_path
     if bundle is None and isinstance(checked, Path):
-        bundle = checked  # the older way to name the file
+        bundle = checked  # an older way to name the file
     return AccessKeys(
         access_key=keys.access_key or "",
         secret_key=keys.secret_key or "",

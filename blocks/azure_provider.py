@@ -60,7 +60,7 @@ class AzureProvider(Block):
         "https://learn.microsoft.com/azure/virtual-machines/sizes/overview"
     )
 
-    model_config = ConfigDict(hide_input_in_errors=True)  # it may be a secret
+    model_config = ConfigDict(hide_input_in_errors=True)  # the input may be a secret
 
     subscription: str = Field(description="The id of the Azure subscription that pays.")
     tenant: str = Field(

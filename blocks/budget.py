@@ -108,7 +108,7 @@ class Budget(Block):
         return super().save(name, overwrite, client, **how)
 
     def _named(self, me: str) -> tuple[list[Workspace], dict[WorkspaceName, str]]:
-        """The Workspace blocks that it names; and why others cannot be used, by their names."""
+        """The Workspace blocks that the budget names; and by name, why others cannot be used."""
         found: list[Workspace] = []
         troubles: dict[WorkspaceName, str] = {}
         for one in self.workspaces:

@@ -23,8 +23,9 @@ from torpor.control.own_server import (
 from torpor.shared.errors import InvalidInput
 
 _SETTINGS: Final = (".env", "prefect.toml", "pyproject.toml")
-"""Where Prefect reads settings in the folder in which it runs. It adds the headers of these files
-to those of the variable, which is empty (`set_apart`)."""
+"""The files in the current folder from which Prefect reads settings. Prefect would add the headers
+that these files name to those of the environment variable, so the variable is set to nothing
+(`set_apart`)."""
 
 
 def connect() -> None:
@@ -37,13 +38,13 @@ def connect() -> None:
     taken = choice.taken
     _keep_from_proxies(taken)
     if taken.source not in ("installation", "connection"):
-        return  # Prefect's settings have it, with its login
+        return  # Prefect's settings name the server, with its login
     if taken.source == "connection":
         set_apart()
     elif os.environ.get(API_URL) == taken.api_url and LOGIN_VARIABLE in os.environ:
         return
     os.environ[API_URL] = taken.api_url
-    os.environ[LOGIN_VARIABLE] = taken.login  # empty for a server elsewhere that asks for none
+    os.environ[LOGIN_VARIABLE] = taken.login  # empty for a server elsewhere that asks for no login
     prefect.context.refresh_global_settings_context()
     if taken.source == "connection" and get_current_settings().client.custom_headers:
         files = ", ".join(str(file) for name in _SETTINGS if (file := Path.cwd() / name).exists())
@@ -55,7 +56,8 @@ def connect() -> None:
 
 
 def _keep_from_proxies(taken: Candidate) -> None:
-    """No proxy gets what is sent without encryption: a login, and what blocks hold."""
+    """Keep unencrypted requests away from proxies, which would see the login and what blocks
+    hold."""
     host = urlsplit(taken.api_url).hostname or ""
     if is_this_host(host):
         os.environ.update(without_proxy(host))
@@ -74,7 +76,7 @@ def connected_server() -> str:
 
 
 def see_that_it_is_of_this_host(what: str) -> None:
-    """InvalidInput where `torpor connect` chose a server: ``what`` its block names is on the host
+    """InvalidInput where `torpor connect` chose a server: ``what`` the block names is on the host
     of that server, and this host has another one under the same address or path, or none."""
     if server := connected_server():
         raise InvalidInput(

@@ -41,7 +41,7 @@ def _open(ports: list[int]) -> list[int]:
 
 
 def _network(text: str) -> str:
-    """ValueError also where the address is not the network's own: a typo."""
+    """ValueError also for an address that is not the first one of its network, which is a typo."""
     text = text.strip()
     if text and (ip_network(text).version != 4 or not re.search(r"/\d+$", text)):
         raise ValueError(f"{text!r} is no IPv4 network: write ADDRESS/32 for one host")

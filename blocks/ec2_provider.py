@@ -130,7 +130,8 @@ class Ec2Provider(Block):
 
     def open(self) -> ec2.Ec2Provider:
         """The provider, ready to use. Raises InvalidInput."""
-        from prefect_aws.credentials import AwsCredentials  # as slow to import as all else
+        # importing it takes as long as importing all else
+        from prefect_aws.credentials import AwsCredentials
 
         me = f"EC2 provider {self._block_document_name or self.account}"
         block = load(self.credentials, (AwsCredentials,), of=me)

@@ -14,7 +14,8 @@ Flavour = Literal[
 
 @dataclass(frozen=True)
 class Defaults:
-    """One flavour's defaults. ``host`` matches its endpoints' hosts; None: any host."""
+    """One flavour's defaults. ``host`` matches the hosts of the flavour's endpoints; None: any
+    host."""
 
     region: str
     host: re.Pattern[str] | None
@@ -22,7 +23,7 @@ class Defaults:
     by_region: str | None = None
     """The endpoint of a region, if the region determines it."""
     optional: bool = False
-    """The region is enough."""
+    """Whether the endpoint is optional, because the region is enough."""
 
 
 _REGION: Final = r"(?P<region>[a-z]{2,}(?:-[a-z0-9]+)+)"

@@ -36,7 +36,7 @@ class KubernetesProvider(Block):
         ```
     """
 
-    model_config = ConfigDict(hide_input_in_errors=True)  # it may be a secret
+    model_config = ConfigDict(hide_input_in_errors=True)  # the input may be a secret
 
     _block_type_name = "Kubernetes Provider"
     _block_type_slug = "kubernetes-provider"

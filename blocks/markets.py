@@ -78,7 +78,7 @@ def _address(url: str) -> Any:
 class KeyedProvider(Block):
     """An account at a market that asks for an API key."""
 
-    model_config = ConfigDict(hide_input_in_errors=True)  # it may be a secret
+    model_config = ConfigDict(hide_input_in_errors=True)  # the input may be a secret
 
     api_key: ApiKey = Field(title="API key")
 
@@ -311,7 +311,7 @@ def check_account_name(block: Block) -> None:
     keyed = [kind for kind in PROVIDERS if issubclass(kind, KeyedProvider)]
     for kind in keyed:
         for name in saved_names(kind):
-            with suppress(InvalidInput):  # one that cannot be used has no name
+            with suppress(InvalidInput):  # a block that cannot be used has no account name
                 other = load_named(kind, name, of="a provider block")
                 if other.api_key == block.api_key or other.open().identity != block.account:
                     continue
@@ -321,6 +321,6 @@ def check_account_name(block: Block) -> None:
             continue
         raise InvalidInput(
             f"the provider block {block._block_document_name or block.account} calls its account "
-            f"{block.account}, which is the account of the block {shared}: a name is of one "
-            "account alone. Delete the block with the old key, or clear `account` in one of them"
+            f"{block.account}, which is the account of the block {shared}: two accounts cannot "
+            "share a name. Delete the block with the old key, or clear `account` in one of them"
         )

@@ -41,7 +41,7 @@ class _Loading(NamedTuple):
 
 
 _loading: ContextVar[_Loading | None] = ContextVar("loading", default=None)
-_NAMED: Final = 5  # names, in an error
+_NAMED: Final = 5  # most names in an error
 _PLAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,253}[a-z0-9])?")
 
 
@@ -98,7 +98,7 @@ def loaded_once(key: Hashable, read: Callable[[], ReadT]) -> ReadT:
 
 def _all_usable(kind: type[BlockT]) -> dict[Hashable, BlockT]:
     """The saved blocks of this type. One that cannot be used is not among them: whoever loads it
-    gets the error. So it is with all of them where the server does not answer."""
+    gets the error. If the server does not answer, none is."""
     found: dict[Hashable, BlockT] = {}
     with suppress(PrefectHTTPStatusError, httpx.TransportError):
         for document in _documents(kind):
@@ -118,7 +118,7 @@ def _load(kind: type[BlockT], name: str, of: str) -> BlockT:
         if isinstance(invalid, ValidationError):
             raise InvalidInput(
                 f"{named}the block {slug}/{name} cannot be used: {faults(invalid)}; correct it on "
-                "the Blocks page"
+                "the UI's page Blocks"
             ) from None
         raise InvalidInput(f"{named}{_missing(kind, name, cause)}") from None
     if type(block) is not kind:
@@ -130,23 +130,25 @@ def _load(kind: type[BlockT], name: str, of: str) -> BlockT:
 
 
 def _missing(kind: type[Block], name: str, cause: Exception) -> str:
-    """What is said of a block that does not load: names that are near, and the next step."""
+    """The message about a block that does not load: similar names, and the next step."""
     slug, said = kind.get_block_type_slug(), _first_line(cause)
-    if said.startswith("Unable to find block document"):  # else Prefect's words tell more
+    # for other errors, Prefect's words say more
+    if said.startswith("Unable to find block document"):
         with suppress(PrefectHTTPStatusError, httpx.TransportError):  # the server has gone
             said = _near(name, saved_names(kind))
-    made = f"`torpor init {name}`" if slug == "workspace" else f"save({name!r})"
+    with_it = f"`torpor init {name}`" if slug == "workspace" else f"save({name!r}) in Python"
     return (
-        f"there is no block {slug}/{name} at {server_in_use()} ({said}); add a block of type "
-        f"{kind.get_block_type_name()} and of that name on the Blocks page, or with {made}"
+        f"there is no block {slug}/{name} at {server_in_use()} ({said}). {with_it} makes "
+        f"it, or add a block of type {kind.get_block_type_name()} and of that name on the UI's "
+        "page Blocks"
     )
 
 
 def _near(name: str, names: Sequence[str]) -> str:
     if not names:
-        return "there is none of this type"
+        return "none of this type is saved"
     near = get_close_matches(name, names, _NAMED) or names[:_NAMED]
-    return f"there is {', '.join(near)}" + (" and others" if len(names) > len(near) else "")
+    return f"saved: {', '.join(near)}" + (" and others" if len(names) > len(near) else "")
 
 
 def load_all(kind: type[BlockT], *, of: str = "this installation") -> list[BlockT]:
@@ -156,7 +158,7 @@ def load_all(kind: type[BlockT], *, of: str = "this installation") -> list[Block
         try:
             found.append(load_named(kind, name, of=of))
         except InvalidInput:
-            if name in saved_names(kind):  # else somebody has deleted it meanwhile
+            if name in saved_names(kind):  # otherwise somebody has deleted the block meanwhile
                 raise
     return found
 
@@ -177,7 +179,7 @@ def _documents(kind: type[Block]) -> list[BlockDocument]:
         except PrefectHTTPStatusError as error:
             if error.response.status_code != httpx.codes.NOT_FOUND:
                 raise
-            return []  # a server that no block of this type was ever saved at
+            return []  # a server on which no block of this type was ever saved
 
 
 def faults(invalid: ValidationError) -> str:
@@ -221,4 +223,4 @@ Reference = Annotated[str, BeforeValidator(_as_reference)]
 """A block's name or type/name; in Python also the saved block itself."""
 
 OptionalReference = Annotated[str, BeforeValidator(_as_optional_reference)]
-"""The same, or empty where no block is named."""
+"""As ``Reference``, or empty where no block is named."""

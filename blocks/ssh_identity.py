@@ -74,7 +74,8 @@ class SSHIdentity(Block):
                 "a private key goes from -----BEGIN ... PRIVATE KEY----- to -----END ...-----; "
                 "give the whole text of the file (not the .pub file)"
             )
-        if ":" in match["body"]:  # an old PEM key with headers, which only line breaks separate
+        # an old PEM key with headers, which only line breaks separate from the key
+        if ":" in match["body"]:
             return value
         body = "".join(match["body"].split())
         lines = [match[1], *(body[i : i + 70] for i in range(0, len(body), 70)), match[4]]

@@ -127,7 +127,8 @@ class Tuning(Block):
     @classmethod
     def _owned(cls, value: str) -> str:
         try:
-            return workspace_name(value.strip())  # a label allows the same letters
+            # a label allows the same letters as a workspace's name
+            return workspace_name(value.strip())
         except InvalidInput:
             raise ValueError(
                 f"{value!r} is not an owner: use 1 to 63 lower-case letters, digits and hyphens"

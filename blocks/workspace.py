@@ -405,7 +405,7 @@ class Workspace(Block):
         wishes_of(Want(gpu=self.gpu, gpu_count=self.gpu_count))
         for name in self.model_extra or {}:
             if name == "block_type_slug" or name.startswith("_"):
-                continue  # Prefect's, where a block is the parameter of a run
+                continue  # a key of Prefect's, where a block is the parameter of a run
             for field, kind in (("idle", Idleness), ("tuning", Tuning)):
                 if name in kind.model_fields:
                     raise InvalidInput(

@@ -14,8 +14,9 @@ from torpor.shared.errors import TorporError
 
 TIMEOUT_S: Final = 30.0
 WAITS_S: Final = (0.5, 1.0, 2.0, 4.0)
-"""Between tries, while the server answers 503: another writer holds its SQLite file."""
-_PAGE: Final = 200  # the most that the API answers at once
+"""The waits in seconds between tries while the server answers 503, because another writer holds its
+SQLite file."""
+_PAGE: Final = 200  # the most rows in one answer of the API
 
 
 class Api:
@@ -27,7 +28,7 @@ class Api:
             base_url=f"{server.api_url}/",
             auth=(user, password),
             timeout=TIMEOUT_S,
-            trust_env=False,  # a proxy that the environment names is never for loopback
+            trust_env=False,  # a proxy that the environment names is never used for loopback
         )
 
     def __enter__(self) -> Api:
@@ -42,7 +43,7 @@ class Api:
         self._client.close()
 
     def ask(self, verb: str, path: str, content: Mapping[str, Any] | None = None) -> Any:
-        """The answer as JSON; None where it is empty."""
+        """The answer as JSON; None if the answer is empty."""
         for wait_s in (*WAITS_S, None):
             try:
                 answer = self._client.request(verb, path, json=content)
@@ -58,7 +59,7 @@ class Api:
         return answer.json() if answer.content else None
 
     def all(self, path: str, content: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Everything that a filter finds."""
+        """All rows that a filter finds, page by page."""
         found: list[dict[str, Any]] = []
         while True:
             page = self.ask("POST", path, {**content, "limit": _PAGE, "offset": len(found)})

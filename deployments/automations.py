@@ -40,7 +40,8 @@ from torpor.shared.errors import InvalidInput, TorporError
 MARK: Final = "torpor: "
 """The prefix of our automations' names; others are left alone."""
 SILENT_MINUTES: Final = 30.0
-"""`watch` completes each two minutes, and a look at many machines may take ten."""
+"""Minutes without a completed `watch` after which the server alerts. `watch` completes every two
+minutes, and a look at many machines may take ten."""
 _PAUSES: Final = f"{MARK}a failed verification pauses prune"
 _SILENT: Final = f"{MARK}tell that watch is silent"
 
@@ -173,8 +174,8 @@ def _notifier(client: SyncPrefectClient, reference: str) -> UUID:
     if not slash or document is None or schema is None:
         raise InvalidInput(
             f"the server {client.api_url} has no block {reference!r}: add a notification block on "
-            "the Blocks page (Slack Webhook, Email, Custom Webhook, ...) and name it as type/name, "
-            "such as slack-webhook/mine"
+            "the UI's page Blocks (Slack Webhook, Email, Custom Webhook, ...) and name it as "
+            "type/name, such as slack-webhook/mine"
         )
     if "notify" not in schema.capabilities:
         raise InvalidInput(

@@ -1,7 +1,8 @@
 """The key of the secrets in Prefect's blocks: a file beside the database, not a row in it.
 
-Prefect reads it from ``PREFECT_SERVER_ENCRYPTION_KEY``, which only the server gets. Without that it
-makes a key and stores it in the database, where whoever copies the one has the other too.
+Prefect reads it from ``PREFECT_SERVER_ENCRYPTION_KEY``, which only the server gets. Without that
+variable Prefect makes a key and stores it in the database, so that a copy of the database has the
+key, too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ VARIABLE: Final = "PREFECT_SERVER_ENCRYPTION_KEY"
 
 
 def block_key(installation: Installation) -> str:
-    """The key. Made at the first use, but never for blocks that another one was lost of."""
+    """The key of blocks' secrets. Made at the first use, but refused where the database has blocks
+    that a lost key encrypted."""
     file, database = installation.block_key_file, installation.database
     if not file.exists() and database.exists():
         with contextlib.closing(sqlite3.connect(database)) as open_database:
@@ -34,7 +36,7 @@ def block_key(installation: Installation) -> str:
 
 
 def _encrypted_blocks(database: sqlite3.Connection) -> int:
-    """How many blocks have a ciphertext; none in a database whose first server was killed before
+    """How many blocks have encrypted secrets; 0 for a database whose first server was killed before
     it made its tables."""
     wanted = "SELECT count(*) FROM sqlite_master WHERE name = 'block_document'"
     if not database.execute(wanted).fetchone()[0]:

@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _switched_on(chosen: IdleChoice, nightly: str) -> list[str]:
     """The deployments whose schedules begin switched on. What watch does with idle machines is set
-    before it has a schedule: from then on it is its users'."""
+    before watch has a schedule. From then on the users decide."""
     on = [NIGHTLY] if nightly == "on" else []
     if chosen == "off":
         return on

@@ -18,7 +18,8 @@ _SETTING: Final = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 _ANSWERS_S: Final = 10.0
 _SCHEMES: Final = ("postgresql", "postgres")
 _OPTIONS: Final = {"host", "sslmode"}
-"""What the server's driver takes, too. Others, it would refuse at its start."""
+"""Options of libpq that the server's driver takes, too. The server would refuse to start with any
+other."""
 
 
 def choose(installation: Installation, url: str) -> None:
@@ -55,7 +56,7 @@ def _parts(url: str) -> SplitResult:
         parts = urlsplit(url)
         if parts.scheme in _SCHEMES and len(parts.path) > 1 and parts.port != 0:
             return parts
-    except ValueError:  # of the port
+    except ValueError:  # raised for the port
         pass
     raise InvalidInput(
         "--database is no address of PostgreSQL: write postgresql://USER@HOST/DATABASE"
@@ -73,7 +74,7 @@ def chosen(installation: Installation) -> str | None:
 def settings(url: str) -> dict[str, str]:
     """What Prefect's server needs to use PostgreSQL at ``url``. Its driver reads ~/.pgpass too."""
     parts = urlsplit(url)
-    # asyncpg takes libpq's sslmode only from an address that it reads itself.
+    # asyncpg reads libpq's sslmode only from an address that asyncpg parses itself.
     query = [("ssl" if name == "sslmode" else name, it) for name, it in parse_qsl(parts.query)]
     return {
         _SETTING: urlunsplit(parts._replace(scheme="postgresql+asyncpg", query=urlencode(query)))
@@ -81,7 +82,8 @@ def settings(url: str) -> dict[str, str]:
 
 
 def check(installation: Installation, url: str) -> None:
-    """TorporError where PostgreSQL does not answer, or where we lack the key of its blocks."""
+    """TorporError where PostgreSQL does not answer, or where the key of its blocks is missing
+    here."""
     where = urlsplit(url)
     named = f"the database {where.path[1:]} at {where.hostname or 'localhost'}:{where.port or 5432}"
     try:
@@ -104,7 +106,7 @@ def check(installation: Installation, url: str) -> None:
 
 
 async def _blocks(url: str) -> list[tuple[str, str]]:
-    """Name and ciphertext of each block that has one."""
+    """The name and the encrypted secrets of each block that has secrets."""
     connection = await asyncpg.connect(url, timeout=_ANSWERS_S, command_timeout=_ANSWERS_S)
     try:
         if await connection.fetchval("SELECT to_regclass('block_document')") is None:

@@ -32,7 +32,8 @@ from torpor.shared.errors import TorporError
 from torpor.shared.values import GIB
 
 NEEDED_BYTES: Final = 2 * GIB
-"""The workspace, its snapshot and the woken workspace are 0.8 GB together."""
+"""Free bytes that the demo needs. The workspace, its snapshot and the woken workspace are 0.8 GB
+together."""
 STOP_S: Final = 5.0
 _POLL_S: Final = 0.1
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"The demo cannot run: {error}", file=sys.stderr)
         code = 1
     finally:
-        for number in SIGNALS:  # clean-up takes a second or two and must not be interrupted
+        for number in SIGNALS:  # the clean-up takes a second or two and must not be interrupted
             signal.signal(number, signal.SIG_IGN)
         if folder is not None:
             with Waiting("removing what the demo made"):
@@ -78,23 +79,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def clear_up(installation: Installation) -> None:
     """End every process that the demo has started, and remove its folder."""
-    end(installation, "demo", polite_s=STOP_S)  # its store too, and nothing new is started
+    end(installation, "demo", polite_s=STOP_S)  # its store, too; nothing new is started
     stop_machines(installation)
     remove_tree(installation.folder)
 
 
 def begun_in(installation: Installation) -> Path:
-    """What the child makes when it begins to tell: it has loaded Prefect."""
+    """The file that the child makes when its output begins, after it has loaded Prefect."""
     return installation.folder / "begun"
 
 
 def told_in(installation: Installation) -> Path:
-    """What the child makes when it has told everything: its servers end now."""
+    """The file that the child makes when its output is complete, before its servers end."""
     return installation.folder / "told"
 
 
 def _wait_for(child: subprocess.Popen[bytes], made: Path) -> None:
-    """Until the child has made that file, or has ended."""
+    """Wait until the child has made that file, or has ended."""
     while child.poll() is None and not made.exists():
         time.sleep(_POLL_S)
 
@@ -114,7 +115,7 @@ def _tell(installation: Installation, verbose: bool) -> int:
         cwd=CHECKOUT,
         env=environment(installation, scratch, verbose) | mark(installation, "demo"),
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # only this process gets Ctrl-C; it ends the others
+        start_new_session=True,  # only this process gets Ctrl-C, and ends the others
     )
     try:
         with Waiting("loading Prefect"):
@@ -135,14 +136,16 @@ def environment(installation: Installation, scratch: Path, verbose: bool) -> dic
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     login = f"demo:{secrets.token_urlsafe(24)}"
     return env | {
-        FOLDER_VARIABLE: str(installation.folder),  # not the user's installation, which may be up
+        # a folder apart from the user's installation, which may be up
+        FOLDER_VARIABLE: str(installation.folder),
         "PREFECT_HOME": str(installation.prefect_home),
         "PREFECT_PROFILES_PATH": str(installation.prefect_home / "profiles.toml"),
         "PREFECT_API_AUTH_STRING": login,
         "PREFECT_SERVER_API_AUTH_STRING": login,
         "PREFECT_LOGGING_LEVEL": "INFO" if verbose else "WARNING",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",  # 8 s; a busy machine: 60 s
+        # the default is 8 s; a busy machine needs 60 s
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
         "DO_NOT_TRACK": "1",
         "TMPDIR": str(scratch),
         "XDG_CACHE_HOME": str(cache_folder(scratch)),

@@ -69,7 +69,7 @@ def _tell(installation: Installation, store: EmbeddedStore) -> int:
         for item in made:
             say(f"  {item.what:<32}{item.where}")
     with _step("hibernate") as say:
-        slept = cast("HibernateReport", hibernate(NAME))  # its machine lives
+        slept = cast("HibernateReport", hibernate(NAME))  # a report of a kept machine
         say(f"snapshot {slept.snapshot}")
         say(f"{slept.bytes:,} bytes, stored as {slept.total_stored_bytes:,}")
         say(_sealed(slept))
@@ -77,7 +77,7 @@ def _tell(installation: Installation, store: EmbeddedStore) -> int:
         for line in _gone(installation, first):
             say(line)
     with _step("wake") as say:
-        woken = cast("WakeReport", wake(NAME))  # it is no dry run
+        woken = cast("WakeReport", wake(NAME))  # not a dry run
         second = list_machines(NAME)[0]
         say(f"{second.id}: {_server(second)}")
         say(f"{woken.bytes:,} bytes written; torpor has checked")
@@ -102,7 +102,7 @@ def _store(installation: Installation) -> Iterator[EmbeddedStore]:
 
 
 def save_blocks(installation: Installation, store: EmbeddedStore) -> None:
-    """The same blocks that a user fills in by hand for a bucket and machines of their own."""
+    """Save the blocks that a user fills in by hand for a bucket and machines of their own."""
     MinIOCredentials(
         minio_root_user=store.access_key, minio_root_password=SecretStr(store.secret_key)
     ).save(NAME)
@@ -208,7 +208,7 @@ class _Step(Waiting):
         self.words = f"{what}: {done_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB"
 
     def prints(self, text: str) -> None:
-        """No command runs in the demo."""
+        """Does nothing: no command runs in the demo."""
 
     def close(self, seconds: float) -> None:
         first, *others = self._lines

@@ -11,8 +11,9 @@ from torpor.control.supervision import LOCK, STORE, is_held, living
 
 
 def runs(installation: Installation) -> bool:
-    """Whether anything runs that looks after machines, or has rented some. Flow runs outlive a
-    supervisor that was killed; a worker and a server of an earlier version do, too."""
+    """Whether any process of the installation runs: one that looks after machines, or a flow run
+    that may have rented some. Flow runs outlive a supervisor that was killed; a worker and a server
+    of an earlier version do, too."""
     left = running(installation, server.ROLE, *worker.ROLES)
     return is_held(installation.folder / LOCK) or bool(left)
 
@@ -21,7 +22,7 @@ def served(installation: Installation) -> str | None:
     """The address of the server that the installation's workers serve, its own or its user's; None
     where that is not known."""
     there = living(installation.folder)
-    if there is None:  # an earlier version's may run
+    if there is None:  # an earlier version's workers may run
         here = running(installation, server.ROLE)
         return api_url(recorded_port(installation.folder)) if here else None
     return there.api_url

@@ -24,7 +24,7 @@ PACKAGES: Final = ("numpy", "numpy.libs", "pandas", "dateutil", "pydantic")
 """About 110 MB of this environment's own packages: libraries and thousands of small files."""
 LAYERS: Final = 18
 WIDTH: Final = 2048
-"""18 layers of 2048 x 2048 BF16 weights: 151 MB."""
+"""The width of the model: 18 layers of 2048 x 2048 BF16 weights are 151 MB."""
 TEXT_LINES: Final = 60_000
 SPARSE_BYTES: Final = 8 * MIB
 _SEED: Final = 20261120
@@ -33,7 +33,7 @@ _OLD_NS: Final = 946_684_799_123_456_789
 
 
 class Item(NamedTuple):
-    """One line of what was made."""
+    """One line of the list of what was made."""
 
     what: str
     where: str

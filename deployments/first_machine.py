@@ -43,11 +43,12 @@ def make_demo(name: str) -> None:
     unfinished = folder.with_name(f".{folder.name}.new")
     remove_tree(unfinished)
     fill(unfinished)
-    unfinished.rename(folder)  # over the empty one that create has made
+    unfinished.rename(folder)  # replaces the empty folder that create has made
 
 
 def fill(folder: Path) -> None:
-    """A little of everything: text, many small files, a link, something that does not compress."""
+    """Write a little of everything: text, many small files, a link, and bytes that do not
+    compress."""
     (folder / "notes").mkdir(parents=True)
     (folder / "README.txt").write_text(_README)
     for number in range(200):

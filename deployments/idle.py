@@ -28,7 +28,8 @@ SAYS: Final[dict[IdleChoice, str]] = {
 
 
 def is_chosen(installation: Installation) -> bool:
-    """Whether the question was answered, here or by the switch of the schedule in the UI."""
+    """Whether somebody has answered what becomes of idle machines: here, or by the switch of the
+    schedule in the UI."""
     if _file(installation).exists():
         return True
     with get_client(sync_client=True) as client:
@@ -36,7 +37,7 @@ def is_chosen(installation: Installation) -> bool:
 
 
 def chosen(installation: Installation) -> IdleChoice | None:
-    """The answer that was given here; None where none was."""
+    """The answer that was given to `torpor up`; None where none was."""
     try:
         said = _file(installation).read_text().strip()
     except OSError:
@@ -56,13 +57,13 @@ def choose(installation: Installation, idle: IdleChoice) -> None:
             client.update_deployment_schedule(
                 watch.id, schedule.id, active=idle != "off", parameters=own
             )
-    # Else the server is another host's.
+    # Under `torpor connect` the answer is kept by the other server alone.
     if installation.folder.is_dir() and connection(installation.folder) is None:
         _file(installation).write_text(f"{idle}\n")
 
 
 def ask() -> IdleChoice:
-    """The answer of whoever is at the terminal; nothing typed means report."""
+    """The answer of the person at the terminal; an empty line means report."""
     print(QUESTION, end="")
     while True:
         try:

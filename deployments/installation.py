@@ -25,11 +25,11 @@ from torpor.control.own_server import (
 from torpor.shared.errors import InvalidInput, TorporError
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
-"""Where the flows are: the clone, or the packages of an installed wheel."""
+"""The folder with the flows: the clone, or the packages of an installed wheel."""
 BELIEVE: Final = "--believe-records"
 BELIEVE_HELP: Final = "sign every record of every store, whoever wrote it: after a key was lost"
 _PACKAGES: Final = ("blocks", "deployments", "flows", "gpu_kernels", "tasks", "torpor")
-"""Whose code the server, the workers and the flows run."""
+"""The packages whose code the server, the workers and the flows run."""
 _POLL_S: Final = 0.2
 
 
@@ -48,7 +48,8 @@ def code_digest(checkout: Path) -> str:
             Path(folder) / name
             for folder, _, names in os.walk(checkout / package)
             for name in names
-            if name.endswith(".py") and (Path(folder) / name).is_file()  # an editor's lock is none
+            # leaves out an editor's lock, which is no file
+            if name.endswith(".py") and (Path(folder) / name).is_file()
         ]
         for file in sorted(files):
             try:
@@ -67,7 +68,7 @@ def code_version(checkout: Path = CHECKOUT) -> str:
 
 @dataclass(frozen=True)
 class Installation:
-    """Everything lies below ``folder``, which only this user can read."""
+    """The files of an installation. All are below ``folder``, which only this user can read."""
 
     folder: Path
 
@@ -91,17 +92,17 @@ class Installation:
 
     @property
     def metrics(self) -> Path:
-        """What `watch` writes for Prometheus; node_exporter reads the folder."""
+        """The file that `watch` writes for Prometheus; node_exporter reads its folder."""
         return self.folder / "metrics" / "torpor.prom"
 
     @property
     def port_file(self) -> Path:
-        """The server's port, kept so that bookmarks of the UI stay valid."""
+        """The file with the server's port, kept so that bookmarks of the UI stay valid."""
         return self.folder / PORT_FILE
 
     @property
     def login_file(self) -> Path:
-        """The server's password, which only this user can read."""
+        """The file with the server's password, which only this user can read."""
         return self.folder / LOGIN_FILE
 
     def login(self) -> str:
@@ -110,7 +111,8 @@ class Installation:
 
     @property
     def block_key_file(self) -> Path:
-        """The key of the secrets in blocks, without which a copy of the database has none."""
+        """The file with the key of blocks' secrets. A copy of the database does not contain the
+        key."""
         return self.folder / "block-key"
 
     @property
@@ -120,27 +122,30 @@ class Installation:
 
     @property
     def identity_file(self) -> Path:
-        """The private key of the first SSH identity: the only one that awake machines let in."""
+        """The file with the private key of the first SSH identity: the only identity that awake
+        machines let in."""
         return self.folder / "ssh-identity"
 
     @property
     def database(self) -> Path:
-        """The database of our own Prefect server."""
+        """The SQLite database of the installation's own Prefect server."""
         return self.prefect_home / "prefect.db"
 
     @property
     def database_file(self) -> Path:
-        """The address of the PostgreSQL that our own Prefect server uses instead."""
+        """The file with the address of the PostgreSQL that the own Prefect server uses instead of
+        SQLite."""
         return self.folder / "database"
 
     def note_port(self, port: int) -> None:
-        """Keep the port of our own server. TorporError where it cannot be written."""
+        """Keep the port of the own server. TorporError where it cannot be written."""
         if port != recorded_port(self.folder):
             write_whole(self.port_file, f"{port}\n")
 
     @property
     def registered_file(self) -> Path:
-        """The address of the server where everything was registered: workers find their pools."""
+        """The file with the address of the server at which everything was registered, by which
+        workers find their pools."""
         return self.folder / "registered"
 
     def is_registered(self, api_url: str) -> bool:
@@ -150,14 +155,14 @@ class Installation:
             return False
 
     def note_registered(self, api_url: str) -> None:
-        """Keep that everything is registered at this server. TorporError where it cannot be
-        written: what was registered before then stays known."""
+        """Note that everything is registered at this server. TorporError where it cannot be
+        written: the earlier note then stays."""
         if not self.is_registered(api_url):
             write_whole(self.registered_file, api_url)
 
     @property
     def temporary(self) -> Path:
-        """Temporary files of the worker and its runs."""
+        """The folder for temporary files of the worker and its runs."""
         return self.folder / "tmp"
 
     def log(self, role: str) -> Path:
@@ -176,7 +181,7 @@ class Installation:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self.folder.stat().st_mode & 0o077:
-                self.folder.chmod(0o700)  # somebody else has made it
+                self.folder.chmod(0o700)  # somebody else has made the folder
             fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise InvalidInput(
@@ -203,7 +208,7 @@ def secret_file(file: Path, make: Callable[[], str]) -> str:
     """The line in a file that only this user can read. Made at the first use, and safe on disk."""
     with contextlib.suppress(FileNotFoundError):
         return file.read_text().strip()
-    write_whole(file, f"{make()}\n")  # an empty login would be none
+    write_whole(file, f"{make()}\n")  # an empty login would protect nothing
     return file.read_text().strip()
 
 
@@ -229,7 +234,7 @@ def write_whole(file: Path, text: str, mode: int = 0o600) -> None:
 
 
 def unwritten(file: Path, error: OSError) -> TorporError:
-    """That a file cannot be written, and what to do."""
+    """The error that a file cannot be written, and what to do."""
     return TorporError(
         f"{file} cannot be written: {error.strerror}. Make room on its disk, or give this account "
         "the right to write there"

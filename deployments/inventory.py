@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 Inventory = dict[str, dict[str, Any]]
-"""What is seen of each name below a tree's root, which is "."."""
+"""What is seen of each name below a tree's root. The root itself is "."."""
 
 
 def inventory_of(root: Path) -> Inventory:
-    """Look at everything below ``root``; every file is read from its first to its last byte."""
+    """The inventory of everything below ``root``. Reads every file from its first to its last
+    byte."""
     names: dict[tuple[int, int], list[str]] = {}
     stats = {path: path.lstat() for path in [root, *sorted(_below(root))]}
     for path, seen in stats.items():
@@ -75,7 +76,7 @@ def _xattrs(path: Path) -> dict[str, bytes]:
 
 
 def _content(path: Path, size: int) -> dict[str, Any]:
-    """The SHA-256, and where the file has data; the rest of it is holes."""
+    """The SHA-256 of a file, and the ranges that have data; the rest are holes."""
     data, at = [], 0
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -85,6 +86,6 @@ def _content(path: Path, size: int) -> dict[str, Any]:
                 at = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
                 data.append((begin, at))
         except OSError as cause:
-            if cause.errno != errno.ENXIO:  # nothing but a hole until the end
+            if cause.errno != errno.ENXIO:  # only a hole follows until the end
                 raise
     return {"content": digest, "data": data}

@@ -14,12 +14,13 @@ from prefect.server.concurrency.lease_storage import ConcurrencyLimitLeaseMetada
 from prefect.server.utilities.leasing import ResourceLease
 
 LEAST: Final = timedelta(minutes=30)
-"""225 s, and the 20 minutes for which a run asks a server that is away. Nobody waits longer for the
-slot of a run that is lost: torpor ends that run, and so its lease (deployments/lost_runs.py)."""
+"""The least time of a lease: 225 s, and the 20 minutes for which a run asks a server that is away.
+It delays nobody who waits for the slot of a lost run, because torpor ends such a run and so its
+lease (deployments/lost_runs.py)."""
 
 
 class ConcurrencyLeaseStorage(filesystem.ConcurrencyLeaseStorage):
-    """Prefect finds it by this name."""
+    """The storage of leases; Prefect finds the class by this name."""
 
     async def create_lease(
         self,

@@ -25,6 +25,6 @@ def stop_machines(installation: Installation) -> None:
         try:
             record = folder.read_machine()
         except NotOurs:
-            continue  # a damaged folder: list_own names it, and it stays as it is
+            continue  # a damaged folder, which list_own names, stays as it is
         if record is not None:
             end_processes(partial(machine_processes, folder, record.id))

@@ -22,9 +22,11 @@ from deployments.worker import POOLS
 from torpor.control.processes import all_processes, is_running
 
 STUCK_S: Final = 600.0
-"""A worker starts the process of a run that it has taken within seconds."""
+"""Seconds after which a run that a worker has taken, and that has no process, is stuck: a worker
+starts the process within seconds."""
 STARTS_S: Final = 60.0
-"""Between a run's state and the start of its process; the clock may have been set, too."""
+"""Seconds that may lie between a run's state and the start of its process. The clock may have been
+set in between."""
 _OPEN: Final = ("PENDING", "RUNNING", "CANCELLING")
 
 
@@ -51,7 +53,8 @@ def end_lost_runs(server: Server, *, workers: bool) -> list[str]:
             seen = run["state_type"]
             if seen == "PENDING" and workers and _since_s(run) < STUCK_S:
                 continue
-            # It may have ended since the list was read: its process records the end before it goes.
+            # The run may have ended since the list was read: its process records the end before it
+            # exits.
             now = api.ask("GET", f"flow_runs/{run['id']}")
             if now["state_type"] != seen or now["state"]["timestamp"] != run["state"]["timestamp"]:
                 continue
@@ -90,8 +93,8 @@ _WHY: Final = "its process on this host is gone, without a word of its end (a ki
 
 
 def _may_be_hidden(run: dict[str, Any], processes: Mapping[psutil.Process, set[bytes]]) -> bool:
-    """Whether the run's process may be one of another account, whose environment we cannot read.
-    A process that started later only has its pid."""
+    """Whether the run's process may belong to another account, whose environment cannot be read. A
+    process that started later merely has the run's pid."""
     for process, words in processes.items():
         if str(process.pid) == run["infrastructure_pid"] and not words and is_running(process):
             with contextlib.suppress(psutil.NoSuchProcess):

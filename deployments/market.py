@@ -64,13 +64,14 @@ def described(provider: Provider, want: Want, *, image: str = "", most: int = 20
 
 
 def abilities_of(kind: type[ProviderBlock]) -> Abilities:
-    """Of the adapter that the block opens, where the block changes nothing."""
+    """The abilities of the adapter that the block opens, if no setting of the block changes
+    them."""
     abilities: Abilities = get_type_hints(kind.open)["return"].abilities
     return abilities
 
 
 def name_of(kind: type[ProviderBlock]) -> str:
-    """Of the market, as the forms show it."""
+    """The market's name, as the forms show it."""
     return kind.get_block_type_name().removesuffix(" Provider")
 
 

@@ -16,14 +16,14 @@ from prefect.client.schemas.responses import DeploymentResponse
 from tasks.runs_of_block import all_deployments, open_runs
 
 RENAMED: Final = {"most_hours": "max_hours", "most_usd": "max_usd"}
-"""A job that waits for its turn must not lose what it may cost."""
+"""Parameters that have another name now. A job that waits for its turn must not lose its limits."""
 
 
 def renew_parameters(
     client: SyncPrefectClient, schemas: Mapping[str, dict[str, Any]]
 ) -> Iterator[str]:
-    """Remove them from the deployments of torpor's flows, also the user's own ones, from their
-    schedules and from runs that have not ended; rename those that have another name now.
+    """Remove old parameters from the deployments of torpor's flows, also the user's own ones, from
+    their schedules and from runs that have not ended; rename those that have another name now.
     ``schemas``: of the parameters that the flows have, by entrypoint. Returns what was removed or
     renamed, in words."""
     waiting = open_runs(client)
@@ -46,7 +46,7 @@ def renew_parameters(
         if older or (there.parameter_openapi_schema or {}).get("properties", {}).keys() - names:
             kept = _kept(there.parameters, names)
             changes = DeploymentUpdate(parameters=kept, parameter_openapi_schema=schema)
-            client.update_deployment(there.id, changes)  # and with it, runs of its schedules
+            client.update_deployment(there.id, changes)  # also updates the runs of its schedules
         if older:
             yield from _in_words(there, older, names)
 

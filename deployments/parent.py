@@ -35,22 +35,22 @@ from torpor.control.supervision import (
 from torpor.shared.errors import InvalidInput, TorporError
 
 DOWN: Final = "down"
-"""A lock that `down` holds while it asks the supervisor to end: end the flow runs too, and start no
-other supervisor."""
+"""The name of the lock that `down` holds while it asks the supervisor to end. It tells the
+supervisor to end the flow runs, too, and everybody else to start no supervisor."""
 GONE_S: Final = 90.0
-"""How long the supervisor may take to end all: its workers get 20 s, its server 15 s."""
+"""Seconds that the supervisor may take to end everything: its workers get 20 s, its server 15 s."""
 RUNS: Final = "runs"
-"""The role of flow runs, in what end() returns."""
+"""The role of flow runs in the result of end()."""
 KILLED_S: Final = 10.0
 RESTART_S: Final = unit.MOST_PAUSE_S + 15.0
-"""Where systemd waits to start a supervisor again, it does so within this time."""
+"""Seconds within which systemd starts a supervisor again."""
 _POLL_S: Final = 0.2
 _USERS: Final = (LOGIN_VARIABLE, "PREFECT_API_KEY")
-"""What of the environment says who we are at a server of the user's own."""
+"""Environment variables with the login at a server of the user's own."""
 
 
 class Ended(NamedTuple):
-    """What end() has ended: the roles of what ran. ``note``: what a person has to do."""
+    """The roles of the processes that end() has ended. ``note``: what a person has to do."""
 
     roles: list[str]
     note: str = ""
@@ -93,16 +93,16 @@ def see_that_nothing_else_runs(installation: Installation, used: Server) -> None
 
 
 def start(installation: Installation, used: Server) -> subprocess.Popen[bytes] | None:
-    """Wait for a supervisor whose server answers, and start one where none lives. Returns its
-    process if it was started; ends that again if it does not come so far. Once it is returned, the
-    caller may forget it: it goes on."""
+    """Wait for a supervisor whose server answers, and start one where none lives. Returns the
+    process of a supervisor that this call started, and ends that process again if its server does
+    not answer. The caller need not keep a returned process: it goes on by itself."""
     log = installation.log(LOCK)
     process: subprocess.Popen[bytes] | None = None
     if not is_held(installation.folder / LOCK):
         argv, env = [sys.executable, "-m", unit.SUPERVISOR], server.environment(installation, used)
         if used.own:
             argv += ["--port", str(used.port)]
-            del env[API_URL]  # or it would be a server of the user's
+            del env[API_URL]  # with it, the supervisor would use a server of the user's
         process = begin(installation, LOCK, argv, env, apart=True)
     deadline = time.monotonic() + server.READY_S
     try:
@@ -110,7 +110,7 @@ def start(installation: Installation, used: Server) -> subprocess.Popen[bytes] |
             if process is None:
                 see_that_it_lives(installation)
             elif process.poll() == unit.REFUSED and is_held(installation.folder / LOCK):
-                process = None  # another one was faster, such as systemd's at the boot
+                process = None  # another process was faster, such as systemd's at boot
             elif process.poll() is not None:
                 why = f"the supervisor has ended; the last of {log}:\n{last_words(log)}"
                 raise TorporError(why)  # noqa: TRY301
@@ -123,15 +123,16 @@ def start(installation: Installation, used: Server) -> subprocess.Popen[bytes] |
         stop(process)
         raise
     if process is not None:
-        process.returncode = 0  # it goes on; this silences Popen's warning
+        process.returncode = 0  # the process goes on; this silences Popen's warning
     return process
 
 
 def _serves(
     installation: Installation, used: Server, process: subprocess.Popen[bytes] | None
 ) -> bool:
-    """Whether a supervisor lives whose server answers; our ``process`` where we started one, as the
-    record may still be of the one before. TorporError where our server cannot start."""
+    """Whether a supervisor lives whose server answers. ``process``: the one that this process has
+    started, because the record may still be of an earlier one. TorporError where our server cannot
+    start."""
     there = living(installation.folder)
     if there is None or (process is not None and there.pid != process.pid):
         return False
@@ -177,8 +178,8 @@ def see_that_they_run(installation: Installation, roles: Iterable[str], ready_s:
 
 
 def end(installation: Installation) -> Ended:
-    """End the supervisor, its children and all flow runs. None begins again by itself before the
-    host does: systemd no longer waits to start a supervisor that was killed or could not begin."""
+    """End the supervisor, its children and all flow runs. None starts again by itself before the
+    host does: systemd stops waiting to start a supervisor that was killed or could not begin."""
     ran = [*children_of(installation.folder)]
     ran += [RUNS for _ in flow_runs(installation, *worker.ROLES)[:1]]
     with installation.locked(DOWN, wait_s=KILLED_S):
@@ -186,7 +187,8 @@ def end(installation: Installation) -> Ended:
             if living(installation.folder) is None:
                 ran += _end_earlier(installation)
             _end_supervisor(installation)
-            _end_flow_runs(installation)  # of one that was killed, or begun meanwhile
+            # runs of a supervisor that was killed, or runs that began meanwhile
+            _end_flow_runs(installation)
         finally:
             why = unit.stop(installation)
         note = ""
@@ -201,9 +203,9 @@ def end(installation: Installation) -> Ended:
 
 
 def _end_earlier(installation: Installation) -> list[str]:
-    """End what an earlier version has started, which outlives its supervisor and is found by its
-    mark; or a supervisor that begins. The server is the last one, as flow runs report to it.
-    Returns the roles of those that ran."""
+    """End processes that an earlier version has started, which outlive their supervisor and are
+    found by their mark; or a supervisor that is just beginning. The server is the last one, as flow
+    runs report to it. Returns the roles of those that ran."""
     ran = []
     for role in (LOCK, *worker.ROLES, "register", STORE, server.ROLE):
         ran += [role for _ in running(installation, role)[:1]]
@@ -212,15 +214,15 @@ def _end_earlier(installation: Installation) -> list[str]:
 
 
 def _end_supervisor(installation: Installation) -> None:
-    """Ask it to end, and kill one that is halted: its children end with it. TorporError where it
-    cannot be asked."""
+    """Ask the supervisor to end, and kill one that does not react: its children end with it.
+    TorporError where it cannot be asked."""
     folder, began = installation.folder, time.monotonic()
     asked = halted = False
     while is_held(folder / LOCK):
         seconds = time.monotonic() - began
         halted = asked and seconds > GONE_S
         if halted:
-            _end_flow_runs(installation)  # while the server, to which they report, still lives
+            _end_flow_runs(installation)  # while their server still lives, to which they report
         if halted or not asked:
             how = signal.SIGKILL if halted else signal.SIGTERM
             asked = _signal_supervisor(folder, how) or asked
@@ -237,23 +239,24 @@ def _end_flow_runs(installation: Installation) -> None:
 
 
 def _signal_supervisor(folder: Path, what: signal.Signals) -> bool:
-    """Send the signal to the supervisor that lives; False where the process of its record has not
-    opened its lock: it begins, or is on another host."""
+    """Send the signal to the supervisor that lives. False where the process in its record has not
+    opened the supervisor's lock: it is just beginning, or is on another host."""
     there = living(folder)
     try:
         if there and _has_opened(there.pid, folder / LOCK):
             os.kill(there.pid, what)
             return True
-    except OSError:  # it has ended, or belongs to another account
+    except OSError:  # the process has ended, or belongs to another account
         return False
     return False
 
 
 def _has_opened(pid: int, file: Path) -> bool:
-    """By the file itself: in another mount namespace it may have another path."""
+    """Whether the process has this very file open. Paths are not compared: in another mount
+    namespace they may differ."""
     there = file.stat()
     for opened in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # it was closed just now
+        with suppress(FileNotFoundError):  # the file was closed just now
             if os.path.samestat(opened.stat(), there):
                 return True
     return False

@@ -1,9 +1,9 @@
 """Prefect's server on SQLite, where every transaction takes the lock to write when it begins.
 
-Prefect begins most of them DEFERRED. One that reads and then writes fails at once with "database is
-locked" (SQLITE_BUSY_SNAPSHOT) if another has written in between, and no timeout of SQLite applies:
-the UI got 503, and workers lost heartbeats. Begun IMMEDIATE, it waits for its turn. What only reads
-begins no transaction.
+Prefect begins most of them DEFERRED. A transaction that reads and then writes fails at once with
+"database is locked" (SQLITE_BUSY_SNAPSHOT) if another has written in between, and no timeout of
+SQLite applies: the UI got 503, and workers lost heartbeats. Begun IMMEDIATE, it waits for its turn.
+What only reads begins no transaction.
 """
 
 from __future__ import annotations

@@ -24,9 +24,11 @@ from torpor.control.processes import all_processes, end_processes
 
 PATIENCE_S: Final = 600.0
 _FAILURES: Final = 3
-"""After as many, Prefect's loop doubles its interval: the one in ``critical_service_loop``."""
+"""After this many failures in a row, Prefect's loop doubles its interval: the value in
+``critical_service_loop``."""
 _MARK: Final = "PREFECT__WORKER_NAME"
-"""Prefect sets it in the worker, and so in the processes of runs and in all that they start."""
+"""The variable that Prefect sets in the worker, and so in the processes of runs and in all that
+they start."""
 
 _ending = threading.Event()
 

@@ -30,9 +30,10 @@ from torpor.shared.values import MIB
 
 MARK: Final = STARTED_BY
 RUN_MARK: Final = b"PREFECT__FLOW_RUN_ID="
-"""Prefect sets it in the process of each run, which hands it on to all that it starts."""
+"""The variable that Prefect sets in the process of each run, and that all processes of the run
+inherit."""
 LOG_BYTES: Final = 16 * MIB
-"""Of one log; as much again lies in the older one beside it."""
+"""Bytes of one log at most. The older log beside it has as many again."""
 
 
 def begin(
@@ -56,7 +57,7 @@ def begin(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C at `make up` does not reach it
+            start_new_session=True,  # Ctrl-C at `make up` does not reach the process
             preexec_fn=None if apart else ending_with_this_process(),
         )
     finally:
@@ -90,7 +91,8 @@ def end(installation: Installation, *roles: str, polite_s: float) -> None:
 
 
 def _marked(installation: Installation, roles: Sequence[str]) -> dict[psutil.Process, set[bytes]]:
-    """Those with the mark of these roles, without the local machines that flows have started."""
+    """The processes with the mark of these roles, without the local machines that flows have
+    started."""
     marks = {f"{MARK}={role}@{installation.folder}".encode() for role in roles}
     return {
         process: words
@@ -106,14 +108,14 @@ def trim(log: Path) -> None:
     """Move a log that is too big to ``NAME.1``. The process that appends to it goes on doing so."""
     if log.stat().st_size > LOG_BYTES:
         shutil.copy(log, log.with_name(f"{log.name}.1"))
-        os.truncate(log, 0)  # a line that is written in between is lost
+        os.truncate(log, 0)  # a line that is written at this moment is lost
 
 
 def printed_since(said_bytes: int, log: Path) -> bytes:
-    """What a log holds beyond so many bytes."""
+    """The part of a log behind its first ``said_bytes`` bytes."""
     with contextlib.suppress(FileNotFoundError), log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(said_bytes if said_bytes <= size else 0)  # it was trimmed
+        file.seek(said_bytes if said_bytes <= size else 0)  # the log was trimmed
         return file.read()
     return b""
 

@@ -12,7 +12,7 @@ from torpor.control.upkeep.signing import sign_records
 from torpor.shared.errors import TorporError
 from torpor.shared.values import WorkspaceName, home_of, names_of
 
-_NAMED: Final = 5  # records, in a line
+_NAMED: Final = 5  # most records that one line names
 
 
 def sign_stores() -> list[str]:
@@ -41,8 +41,8 @@ def sign_stores() -> list[str]:
 
 
 def _workspaces_of(name: str, block: ObjectStore) -> Callable[[WorkspaceName], bool]:
-    """Which workspaces' records are signed with this block's key: where another block is of the
-    same bucket and prefix, those whose block names this one."""
+    """The workspaces whose records are signed with this block's key: where another block has the
+    same bucket and prefix, only those whose block names this one."""
     place = (block.bucket, block.prefix.strip("/"))
     others = [load_named(ObjectStore, one, of="make up") for one in saved_names(ObjectStore)]
     if sum((one.bucket, one.prefix.strip("/")) == place for one in others) < 2:

@@ -82,7 +82,8 @@ from torpor.shared.errors import InvalidInput, TorporError
 
 DEMO: Final = "demo"
 EMBEDDED: Final = "embedded"
-"""The credentials block of the embedded store. torpor serves a store block that names it."""
+"""The credentials block of the embedded store. torpor serves the store of a block that names these
+credentials."""
 BUCKET: Final = "torpor"
 TYPES: Final[tuple[type[Block], ...]] = (
     ObjectStore,
@@ -94,14 +95,15 @@ TYPES: Final[tuple[type[Block], ...]] = (
     Budget,
     Stack,
 )
-"""Our own block types."""
+"""torpor's own block types."""
 KEYS: Final = "aws-credentials"
 """The block type of the embedded store's key. prefect_aws, which has it, is slow to import."""
-_PAGE: Final = 200  # the most that the API answers at once
+_PAGE: Final = 200  # the most rows in one answer of the API
 _WAITING: Final = ("Scheduled", "Late", "AwaitingConcurrencySlot")
 """States of runs that a worker has yet to take from a queue."""
 MOST_CANCELLED: Final = 1000
-"""Late runs of schedules, at one registration: each takes a request. `watch` makes 720 a day."""
+"""Late runs of schedules that one registration cancels at most: each takes a request. `watch` makes
+720 runs a day."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -112,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     installation = Installation.here()
     try:
-        with SyncClientContext.get_or_create():  # each further client reads all certificates
+        with SyncClientContext.get_or_create():  # each further client would read all certificates
             _register(installation, options.believe_records)
     except TorporError as error:
         print(error, file=sys.stderr)
@@ -121,10 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _register(installation: Installation, believe: bool) -> None:
-    again = installation.store_key_file.exists()  # since the first registration
+    again = installation.store_key_file.exists()  # the installation has registered before
     with get_client(sync_client=True) as client:
         api_url = str(client.api_url)
-    found, _ = own_deployments()  # before anything is changed
+    found, _ = own_deployments()  # checked before anything is changed
     written = Written.read(installation, api_url)
     same = bool(found) and all(written.holds(name, one) for name, one in found.items())
     if not same or _lacks_types():
@@ -149,7 +151,8 @@ def _register(installation: Installation, believe: bool) -> None:
 
 
 def _make_page() -> None:
-    """Nothing needs torpor's page: a server that takes none, or not now, holds up no start."""
+    """Make torpor's page in the UI. Nothing depends on it: a server that does not take the page
+    delays no start."""
     try:
         coming = watching(PrefectAlerts().coming())
         make_front_page(first_page(sorted(saved_names(Workspace)), coming))
@@ -167,8 +170,8 @@ def _note(lines: list[str]) -> None:
 
 
 def _choose_again(installation: Installation, deployed: Deployed) -> None:
-    """The schedules of a deployment are lost with it. What becomes of idle machines is kept in the
-    installation, too."""
+    """Restore what becomes of idle machines, which the installation keeps, too: a deployment that
+    was lost has lost its schedules."""
     chosen = idle.chosen(installation)
     for name in deployed.made:
         if name == f"deployment {WATCH}" and chosen:
@@ -196,7 +199,7 @@ def make_first_blocks(installation: Installation) -> list[str]:
     """Make a first identity, provider, store and workspace, and the ready-made stacks, where they
     are missing; returns what was made."""
     made = []
-    # Another server's key is its users'.
+    # Another server's key belongs to its users.
     choice = choose_server(installation.folder, connected=False)
     own = choice is not None and choice.taken.source == "installation"
     if not exists(SSHIdentity, "default"):
@@ -215,7 +218,7 @@ def make_first_blocks(installation: Installation) -> list[str]:
             flavour="seaweedfs",
             bucket=BUCKET,
             credentials=f"aws-credentials/{EMBEDDED}",
-            endpoint_url="http://127.0.0.1:8333",  # until serve_store knows the port
+            endpoint_url="http://127.0.0.1:8333",  # replaced when serve_store knows the port
             encryption_key=first_key(installation),
         ).save("default")
         made.append("block object-store/default")
@@ -354,8 +357,8 @@ def with_command(template: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Deployed:
-    """What deploy() did, in names: deployments that it made, those that had lost their pool or
-    queue, and runs that waited in one that is gone."""
+    """What deploy() did, in names: deployments that were made, those that had lost their pool or
+    queue, and runs that waited in a pool or queue that is gone."""
 
     made: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
@@ -364,18 +367,18 @@ class Deployed:
 
 def deploy(installation: Installation, written: Written | None = None) -> Deployed:
     """Deploy what prefect.yaml names and the server lacks. What the server has as it was
-    ``written`` stays. Of a deployment that is there, only what
-    belongs to the code changes: Prefect would reset all that its user has set, such as a pause, and
-    a kill before that could be set again would lose it. What a flow no longer has is removed from
-    the parameters of every deployment of it, also of the user's own ones. InvalidInput, and nothing
-    is changed, where a deployment of our names is somebody else's."""
+    ``written`` stays. Of a deployment that is there, only what belongs to the code changes: Prefect
+    would reset all that its user has set, such as a pause, and a kill before that could be set
+    again would lose it. A parameter that a flow no longer has is removed from each of the flow's
+    deployments, also from the user's own ones. InvalidInput, and nothing is changed, where a
+    deployment with one of torpor's names is somebody else's."""
     content: dict[str, Any] = yaml.safe_load(prefect_file().read_text())
     done, missing, ids, schemas = Deployed(), [], [], {}
     found, users, of_this_code = *own_deployments(), code_version()
     with get_client(sync_client=True) as client, contextlib.chdir(CHECKOUT):
         for one in content["deployments"]:
             name = _full_name(one)
-            one["version"] = of_this_code  # `torpor connect` compares it
+            one["version"] = of_this_code  # `torpor connect` compares the version
             if name == WATCH:
                 ours = {**one.get("parameters", {}), "metrics": str(installation.metrics)}
                 one["parameters"] = ours
@@ -395,7 +398,8 @@ def deploy(installation: Installation, written: Written | None = None) -> Deploy
             schemas[one["entrypoint"]] = changes.parameter_openapi_schema or {}
             if there.work_pool_name is None:
                 done.moved.append(f"deployment {name}")
-        for name, there in users.items():  # by `prefect deploy` of our flows, as the guide says
+        # made by `prefect deploy` of torpor's flows, as the guide says
+        for name, there in users.items():
             ids.append(there.id)
             if there.work_pool_name is None:
                 pool = _pool_of(there, content)
@@ -443,8 +447,8 @@ def own_deployments() -> tuple[dict[str, DeploymentResponse], dict[str, Deployme
 
 def ask_again(client: SyncPrefectClient, deployments: list[UUID]) -> list[str]:
     """Cancel runs of these deployments that wait in a work queue which was deleted: none would ever
-    start. Those that somebody asked for are asked for again; a schedule makes its next run itself.
-    Returns the names of the former."""
+    start. Runs that a person asked for are asked for again, and their names returned; a schedule
+    makes its next run itself."""
     asked: list[str] = []
     kept = cancelled = 0
     while deployments:
@@ -516,8 +520,8 @@ def _pull_steps() -> list[dict[str, Any]]:
 
 
 def _lacks(one: dict[str, Any], there: DeploymentResponse) -> bool:
-    """Whether its work pool or queue was deleted, or a parameter or a variable of its job that
-    torpor gives it."""
+    """Whether the deployment's work pool or queue was deleted, or a parameter or job variable that
+    torpor gives it is missing."""
     given, variables = one.get("parameters", {}).keys(), _job_variables(one).keys()
     return there.work_pool_name is None or bool(
         given - there.parameters.keys() or variables - there.job_variables.keys()
@@ -525,13 +529,14 @@ def _lacks(one: dict[str, Any], there: DeploymentResponse) -> bool:
 
 
 def _job_variables(one: dict[str, Any]) -> dict[str, Any]:
-    """What a deployment asks of its work pool for each run."""
+    """The job variables with which a deployment's runs start."""
     variables: dict[str, Any] = one.get("work_pool", {}).get("job_variables", {})
     return variables
 
 
 def _of_the_code(one: dict[str, Any], there: DeploymentResponse) -> DeploymentUpdate:
-    """What a new version changes of a deployment. Parameters that it adds have its defaults."""
+    """The fields of a deployment that a new version of the code changes. A new parameter gets its
+    default."""
     flow: Flow[..., Any] = load_flow_from_entrypoint(one["entrypoint"], use_placeholder_flow=False)
     changes: dict[str, Any] = {
         "entrypoint": one["entrypoint"],
@@ -552,10 +557,8 @@ def _of_the_code(one: dict[str, Any], there: DeploymentResponse) -> DeploymentUp
 
 
 def _deploy(content: dict[str, Any]) -> None:
-    """As `prefect --no-prompt deploy --all` does from this checkout.
-
-    In this process, which has imported Prefect and the flows: another one takes 5 s to do so.
-    """
+    """Deploy as `prefect --no-prompt deploy --all` does from this checkout, but in this process,
+    which has imported Prefect and the flows already: another process takes 5 s for that."""
     from prefect.cli import app as prefect_command
 
     said = io.StringIO()
@@ -580,7 +583,8 @@ def _deploy(content: dict[str, Any]) -> None:
 
 
 def first_machine(installation: Installation) -> None:
-    """Make the workspace `demo` and its machine; print a fault, because torpor works without."""
+    """Make the workspace `demo` and its machine. An error is only printed, because torpor works
+    without them."""
     try:
         for machine in revive(installation):
             print(f"  note      machine {machine.id} had stopped and is served again")

@@ -35,8 +35,8 @@ def main() -> int:
 
 
 def release() -> list[Path]:
-    """Build what is committed; returns the files. InvalidInput for a version without a date, or
-    with changes that are in no commit."""
+    """Build what is committed; returns the files. InvalidInput for a version without a date, and
+    for uncommitted changes."""
     version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"]
     notes = notes_of(version, (CHECKOUT / "CHANGELOG.md").read_text())
     if changed := _run(["git", "status", "--porcelain"]).strip():
@@ -57,7 +57,8 @@ def release() -> list[Path]:
 
 
 def extract(checkout: Path, into: Path) -> None:
-    """Put what is committed there: what git ignores, such as a key or a build, is in no release."""
+    """Write the committed files into a folder. Files that git ignores, such as keys and builds, are
+    in no release."""
     packed = into / "committed.tar"
     _run(["git", "archive", "--format=tar", f"--output={packed}", "HEAD"], checkout)
     _run(["tar", "-xf", str(packed)], into)
@@ -65,7 +66,8 @@ def extract(checkout: Path, into: Path) -> None:
 
 
 def notes_of(version: str, changelog: str) -> str:
-    """The section of that version; InvalidInput where there is none, or where it has no date."""
+    """The section of CHANGELOG.md for that version; InvalidInput where there is none, or where it
+    has no date."""
     headings = [*_HEADING.finditer(changelog)]
     for heading, following in zip(headings, [*headings[1:], None], strict=True):
         if heading["version"] != version:

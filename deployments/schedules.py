@@ -40,7 +40,7 @@ def offer_schedules(on: Collection[str] = ()) -> None:
         for offered in OFFERED:
             deployment = read_own(client, offered.deployment)
             if deployment.schedules:
-                continue  # they belong to the user
+                continue  # existing schedules belong to the user
             schedule = DeploymentScheduleCreate(
                 schedule=CronSchedule(cron=offered.cron, timezone="UTC"),
                 active=offered.deployment in on,

@@ -36,14 +36,16 @@ from torpor.shared.errors import InvalidInput
 ROLE: Final = "server"
 USUAL_PORT: Final = 4200
 READY_S: Final = 300.0
-"""6 to 19 s, measured; a small machine that is busy took 60 s."""
+"""Seconds that a server may take until it answers: 6 to 19 s were measured, and 60 s on a small
+busy machine."""
 STOP_S: Final = 15.0
 _IN_USE: Final = (b"address already in use", b"is already in use")
-"""What uvicorn and Prefect print; uvicorn may live on for minutes after that."""
+"""Output of uvicorn and Prefect when the port is taken. uvicorn may live on for minutes after
+that."""
 _DEMANDED: Final = "PREFECT_SERVER_API_AUTH_STRING"
 SETTINGS: Final = {
-    # Kept in memory, the leases of concurrency slots are lost with the server, and the slots with
-    # them: a deployment that allows one run at a time never runs again.
+    # Leases of concurrency slots that are kept in memory are lost with the server, and the slots
+    # with them: a deployment that allows one run at a time would never run again.
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
         "prefect.server.concurrency.lease_storage.filesystem"
     ),
@@ -53,15 +55,15 @@ SETTINGS: Final = {
     "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(14 * 86_400),
     "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P1D",
 }
-"""Of our own server and of the chart's, beyond Prefect's defaults."""
+"""Settings of torpor's own server and of the chart's, beyond Prefect's defaults."""
 LEASES: Final = {"PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "deployments.leases"}
-"""Of our own server alone: the chart's has no packages of torpor."""
+"""Settings of torpor's own server alone: the chart's server has no packages of torpor."""
 
 
 @dataclass(frozen=True)
 class Server:
     """Where a Prefect server answers. ``own``: it belongs to the installation, not to the user, and
-    asks for ``login``, which is `user:password`. ``named_by``: who names the user's."""
+    asks for ``login``, which is `user:password`. ``named_by``: what names the user's server."""
 
     api_url: str
     own: bool
@@ -74,7 +76,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        """Of our own server."""
+        """The port of torpor's own server."""
         return int(self.ui_url.rpartition(":")[2])
 
 
@@ -116,7 +118,7 @@ def users_own(installation: Installation) -> Candidate | None:
     choice = choose_server(installation.folder, connected=False)
     if choice is None or choice.taken.source != "environment":
         return None
-    # The port is known before the login is, where `make up` was killed at its first start.
+    # The port is known before the login where `make up` was killed at its first start.
     ours = choice.taken.api_url == api_url(recorded_port(installation.folder))
     return None if ours else choice.taken
 
@@ -131,7 +133,7 @@ def _variable(given: Candidate) -> str:
 
 def environment(installation: Installation, server: Server) -> dict[str, str]:
     """The environment of the server and of processes that talk to it."""
-    # Our own server gets none of the user's Prefect settings: neither keys nor a database.
+    # torpor's own server gets none of the user's Prefect settings: neither keys nor a database.
     env = {k: v for k, v in os.environ.items() if not (server.own and k.startswith("PREFECT_"))}
     # Flow runs import blocks, tasks and torpor from this checkout, whatever is installed.
     env["PYTHONPATH"] = os.pathsep.join(
@@ -147,10 +149,11 @@ def environment(installation: Installation, server: Server) -> dict[str, str]:
             "PREFECT_PROFILES_PATH": str(installation.prefect_home / "profiles.toml"),
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
-            # The default is inside Prefect's package, which may belong to another account.
+            # Prefect's default is inside Prefect's package, which may belong to another account.
             "PREFECT_UI_STATIC_DIRECTORY": str(installation.prefect_home / "ui"),
             "PREFECT_SERVER_UI_API_URL": server.api_url,
-            # The default is any origin: a page in the user's browser could read the blocks.
+            # Prefect's default is any origin, so that a page in the user's browser could read the
+            # blocks.
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": server.ui_url,
             **without_proxy(HOST),
         }
@@ -192,8 +195,8 @@ def begin_server(installation: Installation, server: Server) -> subprocess.Popen
 
 
 def serves(server: Server, said: bytes) -> bool:
-    """Whether the server that has printed ``said`` answers. InvalidInput where another program was
-    faster, and has its port."""
+    """Whether the server that has printed ``said`` answers. InvalidInput where another program has
+    taken its port first."""
     if any(word in said for word in _IN_USE):
         raise InvalidInput(_taken(server.port))
     return answers(server)
@@ -209,7 +212,7 @@ def answers(server: Server) -> bool:
     # A proxy that the environment names is for the user's server, never for loopback.
     proxies = urllib.request.ProxyHandler({} if server.own else None)
     opener = urllib.request.build_opener(proxies)
-    asked = "health"  # needs no login
+    asked = "health"  # asking for the health needs no login
     if server.own:
         asked = "admin/version"
         login = base64.b64encode(server.login.encode()).decode()
@@ -226,7 +229,7 @@ def _choose_port() -> int:
 
 
 def _taken(port: int) -> str:
-    """That a port is taken, by whom, and what to do."""
+    """The error that a port is taken: by whom, and what to do."""
     return (
         f"port {port} on {HOST} is taken by {holder(port)}: end it, or choose another port, such "
         f"as `torpor up --port {free_ports(1)[0]}`"

@@ -1,5 +1,5 @@
-"""Whether schedules run: the server makes their runs, and a living worker takes them. Nothing in
-the UI shows where neither does."""
+"""Checks that schedules run: that the server makes their runs, and that a living worker takes them.
+The UI shows neither failure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from tasks.runs import TAG
 from torpor.shared.errors import TorporError
 
 SCHEDULED_S: Final = 60.0
-"""The scheduler looks for changed deployments every 5 s."""
+"""Seconds to wait for the run of a new schedule. The scheduler looks for changed deployments every
+5 s."""
 SERVED_S: Final = 90.0
-"""A worker says every 30 s that it lives, also to a pool that was made again."""
+"""Seconds to wait for a worker's sign of life. A worker sends one every 30 s, also to a pool that
+was made again."""
 _POLL_S: Final = 0.5
 NAME: Final = "torpor-checks-the-scheduler"
 
@@ -34,7 +36,7 @@ def check_scheduler(server: Server) -> None:
                     "packages are those of constraints.txt"
                 )
         finally:
-            api.ask("DELETE", f"flows/{flow}")  # with its deployment and runs
+            api.ask("DELETE", f"flows/{flow}")  # deleted with its deployment and runs
 
 
 def check_served(server: Server) -> list[str]:
@@ -55,7 +57,7 @@ def check_served(server: Server) -> list[str]:
         for one in api.all("deployments/filter", {"deployments": {"tags": {"all_": [TAG]}}}):
             if one["work_pool_name"] is None:
                 if str(CHECKOUT) not in str(one["pull_steps"]):
-                    continue  # its user's, and served by a program
+                    continue  # a user's deployment, served by a program
                 said.append(
                     f"the deployment {one['name']} at {server.api_url} has no work pool, so its "
                     "runs never start: choose one in the UI, or delete it and run `torpor up`"

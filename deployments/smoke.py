@@ -56,7 +56,7 @@ def smoke(
 
     EndUnproven where the machine's end is not proven: the watchdog goes on.
     """
-    block = load(reference, PROVIDERS, of="torpor smoke")
+    block = load(reference, PROVIDERS, of="")
     state = state_folder() / "smoke"
     for words in end_left(state):
         say(words)
@@ -68,10 +68,10 @@ def smoke(
     record = Recorder(folder, Redactor([*_secrets(block), key]))
     with observed(record):
         provider = block.open()
-    kept_in = load(store, (ObjectStore,), of="torpor smoke") if store else None
+    kept_in = load(store, (ObjectStore,), of="--store") if store else None
     machines = (
         1 if kept_in is None else 3
-    )  # the trial's, the one that hibernates, the one that wakes
+    )  # one each for the trial, for the hibernation, and for the wake
     plan = make_plan(provider, max_usd=max_usd, minutes=minutes, gpu=gpu, machines=machines)
     agree(plan)
     identity = Identity(key)
@@ -110,7 +110,7 @@ def _workspace(
     plan: SmokePlan,
     name: str,
 ) -> OpenWorkspace:
-    """A workspace of this test alone, under a name that holds nobody's work."""
+    """A workspace for this test only, whose name no user's workspace has."""
     of = scratch_name(workspace_name(f"smoke-{name}"))
     want = msgspec.structs.replace(plan.want, max_price_usd_h=plan.offer.bound_usd_h)
     key = store.key()

@@ -50,8 +50,8 @@ print(seen.hexdigest())
 
 
 class ToldProvider:
-    """A provider whose machines live for ``lifetime_s`` at most, where something there ends them,
-    and of which ``tell`` hears of each rental before the market does."""
+    """A provider whose machines live for at most ``lifetime_s``, where something on them can end
+    them. ``tell`` is called for each rental before the market is asked."""
 
     def __init__(
         self, provider: Provider, tell: Callable[[Rental], None], lifetime_s: float | None
@@ -74,7 +74,7 @@ class ToldProvider:
 
 def sleep_and_wake(opened: OpenWorkspace, note: Callable[[AdapterCheck], None]) -> None:
     """Create, write, hibernate, wake, compare, hibernate, and clear the store. ``note`` gets each
-    outcome at once. Raises what the flows raise: then the objects stay in the store."""
+    outcome at once. Raises what the flows raise; the objects then stay in the store."""
     name = opened.spec.name
     with PlainRunner(opened):
         began = time.monotonic()

@@ -2,8 +2,8 @@
 
     python -m deployments.smoke_watchdog PROVIDER_BLOCK IDENTITY SECONDS LEDGER
 
-See torpor/control/smoke/watchdog.py. It loads the block itself: no secret is in its arguments. Its
-standard error is its log.
+See torpor/control/smoke/watchdog.py. The watchdog loads the block itself, so that its arguments
+hold no secret. Its standard error is its log.
 """
 
 from __future__ import annotations

@@ -54,18 +54,21 @@ WRITE_S: Final = 30.0
 STEADY_S: Final = 60.0
 PAUSE_S: Final = 10.0
 MOST_PAUSE_S: Final = 120.0
-"""What did its work for STEADY_S is restarted at once when it ends. What ends sooner is restarted
-after the first pause, and each further time after twice the last one, up to the longest."""
+"""The longest pause in seconds before a part is started again. A part that has done its work for
+STEADY_S is restarted at once when it ends. A part that ends sooner is restarted after the first
+pause, and each further time after twice the last pause, up to the longest."""
 LOCK_S: Final = 5.0
-"""Who looks whether a supervisor lives holds its lock for a moment."""
+"""Seconds to wait for the supervisor's lock, which others hold for a moment to look whether a
+supervisor lives."""
 ASK_S: Final = 60.0
 MOST_SILENT: Final = 5
-"""Looks at a server that runs, ASK_S apart: one that answers none of them is ended."""
+"""Looks, ASK_S apart, that a running server may leave unanswered before it is ended."""
 MOST_TOLD: Final = 50
-"""Sentences of one check in the record."""
+"""Sentences of one check that the record keeps at most."""
 TROUBLE_CHARACTERS: Final = 4000
 EVENT_CHARACTERS: Final = 400
-"""A trouble of now has the end of a log; an event, of which the record keeps 200, has its begin."""
+"""Characters of an event in the record, which keeps 200 events. The begin of a text is kept, and
+not the end of a log."""
 _POLL_S: Final = 0.2
 _LINE: Final = 300
 
@@ -75,9 +78,9 @@ _log = logging.getLogger("torpor.supervisor")
 
 
 class Check(NamedTuple):
-    """Something to look at every ``every_s``. ``look`` does what is to be done, and returns a
-    sentence for each thing that a person should know. ``asks``: it asks the server, so it waits for
-    that."""
+    """A look that is repeated every ``every_s``. ``look`` acts, and returns a sentence for each
+    thing that a person should know. ``asks``: the look asks the server, so it waits until the
+    server answers."""
 
     name: str
     every_s: float
@@ -89,9 +92,10 @@ class Check(NamedTuple):
 class Part:
     """A child that is kept running while it is ``wanted``.
 
-    ``answers``: whether it does its work, asked with what it has printed since its start until it
-    does, and then every ``ask_s``. ``stop_s``: how long it may take to end when it is asked to; one
-    that has none is killed, as a worker that is asked would end its flow runs.
+    ``answers``: whether it does its work, called with the child's output since its start until it
+    works, and then every ``ask_s``. ``stop_s``: seconds that the child may take to end when it is
+    asked to. A child without ``stop_s`` is killed, because a worker that is asked to end would end
+    its flow runs.
     """
 
     role: str
@@ -127,7 +131,7 @@ class Supervisor:
     _written: Supervision | None = None
 
     def look(self) -> None:
-        """Restart what has ended and is due, and do the checks that are due."""
+        """Restart children that have ended and are due, and run the checks that are due."""
         for part in self.parts:
             try:
                 self._keep(part)
@@ -144,17 +148,17 @@ class Supervisor:
 
     @property
     def serves(self) -> bool:
-        """Whether the server does its work; one of the user's own always does."""
+        """Whether the server does its work; a server of the user's own always counts as working."""
         return not self.record.own or server.ROLE in self.record.running
 
     @property
     def has_checked(self) -> bool:
-        """Whether the server was asked for lost runs. Before that no worker may take a run."""
+        """Whether the server was asked for lost runs. Until then no worker may take a run."""
         return all(check.name in self._next for check in self.checks if check.asks)
 
     @property
     def starts(self) -> bool:
-        """Whether a child has begun, and does not do its work yet."""
+        """Whether a child has begun and does not do its work yet."""
         return any(part.child is not None and not part.ready for part in self.parts)
 
     def _keep(self, part: Part) -> None:
@@ -208,23 +212,23 @@ class Supervisor:
             self._fails(part, how)
 
     def _fails(self, part: Part, why: str) -> None:
-        """It did not begin its work."""
+        """Note that a part did not begin its work."""
         if part.child is not None:
             _end(part.child, part.stop_s)
             why += f"; the last of {part.log}:\n{last_words(part.log)}"
         pause_s = self._pause_s(part)
         self._forget(part, pause_s)
         words = [f"cannot be started; next try in {pause_s:.0f} s: {why}"]
-        # Each try would be an event, and they would push all others out of the record.
+        # An event for each try would push all others out of the record.
         self._trouble(part.role, words, is_event=part.role not in self.record.troubles)
 
     def _pause_s(self, part: Part) -> float:
-        """How long to wait after one more end of this part."""
+        """The pause before the next start, after one more end of this part."""
         part.failures += 1
         return min(PAUSE_S * 2.0 ** min(part.failures - 1, 10), MOST_PAUSE_S)
 
     def _forget(self, part: Part, wait_s: float) -> None:
-        """The child is gone; the next one is due after ``wait_s``."""
+        """Forget the child that is gone; the next start is due after ``wait_s``."""
         running = {role: pid for role, pid in self.record.running.items() if role != part.role}
         self.record = structs.replace(self.record, running=running)
         part.child, part.ready = None, False
@@ -286,8 +290,9 @@ def _end_of(child: Child, status: int, log: Path) -> str:
 
 
 def parts_of(installation: Installation, used: Server, may_work: Callable[[], bool]) -> list[Part]:
-    """What is kept running: our own server, the store that is served here, and the workers, which
-    begin where they ``may_work``. They end in the opposite order: flow runs still report."""
+    """The parts to keep running: our own server, the store that is served here, and the workers,
+    which begin once they ``may_work``. They end in the opposite order, so that flow runs can still
+    report."""
     parts = []
     if used.own:
         begin: Callable[[], Child] = partial(server.begin_server, installation, used)
@@ -308,7 +313,7 @@ def parts_of(installation: Installation, used: Server, may_work: Callable[[], bo
 
 
 def checks_of(installation: Installation, used: Server, looking: Supervisor) -> list[Check]:
-    """What is looked at, in this order."""
+    """All checks, in the order in which they run."""
 
     def lost_runs() -> list[str]:
         workers = any(part.child for part in looking.parts if part.role in worker.ROLES)
@@ -359,7 +364,7 @@ def main() -> int:
                 return refused
             used = server.server_of(installation, options.port)
             _supervise(installation, used, registers=options.earlier_unit)
-            # The lock ends with the process, and not before it.
+            # The lock ends together with the process, not before.
             os._exit(refused if is_held(folder / DOWN) else 0)
     except (TorporError, OSError) as error:
         _print(f"{error}")
@@ -367,20 +372,21 @@ def main() -> int:
 
 
 def _print(words: str) -> None:
-    """Say why it ends, where that can be written: its status must not depend on a full disk."""
+    """Print why the supervisor ends. An error of writing is ignored, because the exit status must
+    not depend on a full disk."""
     with contextlib.suppress(OSError):
         print(f"torpor: {words}", file=sys.stderr, flush=True)
 
 
 def _supervise(installation: Installation, used: Server, *, registers: bool) -> None:
-    """``registers``: run an `up` beside it, once it lives."""
+    """Run the supervisor. ``registers``: also run an `up` beside it, once it lives."""
     folder, before = installation.folder, read_supervision(installation.folder)
     record = structs.replace(described(used), events=before.events if before else [])
     if used.own:
         installation.note_port(used.port)
     try:
-        record.write(folder)  # nothing of an earlier one runs
-    except OSError as error:  # nobody would find this one, nor could end it
+        record.write(folder)  # nothing of an earlier supervisor runs
+    except OSError as error:  # nobody could find or end a supervisor without a record
         raise unwritten(folder / RECORD, error) from error
     _log_to(installation.log(LOCK))
     _tell_systemd()
@@ -407,8 +413,8 @@ def _supervise(installation: Installation, used: Server, *, registers: bool) -> 
 
 
 def _log_to(log: Path) -> None:
-    """Print to ``log`` from now on, as every message says, also where systemd has started this. Its
-    journal has what was printed before."""
+    """Append all output to ``log`` from now on, because every message names that file. Also under
+    systemd, whose journal has the output up to here."""
     try:
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -422,7 +428,7 @@ def _log_to(log: Path) -> None:
 
 
 def _register() -> None:
-    """Begin to register beside this process. What it prints is in this one's log."""
+    """Begin to register in another process, whose output goes into the supervisor's log."""
     argv = [sys.executable, "-m", "deployments.up"]
     subprocess.Popen(
         argv, cwd=CHECKOUT, stdin=subprocess.DEVNULL, preexec_fn=ending_with_this_process()
@@ -430,15 +436,16 @@ def _register() -> None:
 
 
 def _tell_systemd() -> None:
-    """That it lives: the unit's `up` finds it, and its port."""
+    """Tell systemd that the supervisor lives, so that the `up` of the unit finds it and its
+    port."""
     where = os.environ.pop("NOTIFY_SOCKET", "")
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
         ours.sendto(b"READY=1", where.replace("@", "\0", 1) if where.startswith("@") else where)
 
 
 def _end_all(installation: Installation, looking: Supervisor) -> None:
-    """End the children. Where `down` asks, flow runs too: with their workers, as these would start
-    others, and before the server, to which they report."""
+    """End the children. If `down` asks, also the flow runs: together with the workers, which would
+    start others, and before the server, to which they report."""
     children = [(part, part.child) for part in reversed(looking.parts) if part.child is not None]
     try:
         if is_held(installation.folder / DOWN):
@@ -446,7 +453,7 @@ def _end_all(installation: Installation, looking: Supervisor) -> None:
             for child in workers:
                 child.kill()
             end_processes(lambda: flow_runs(installation, *worker.ROLES), polite_s=worker.STOP_S)
-    except TorporError as error:  # `down` looks again, and says so
+    except TorporError as error:  # `down` looks again, and reports it
         _log.warning("%s", error)
     finally:
         for part, child in children:

@@ -1,7 +1,5 @@
-"""What stands on a terminal: text folded between words, and what a command waits for now.
-
-A pipe and a file get each line whole, and nothing about waits.
-"""
+"""Output on a terminal: text folded between words, and a line that says what a command waits for. A
+pipe and a file get each line whole, and no line about waits."""
 
 from __future__ import annotations
 
@@ -19,20 +17,21 @@ from torpor.shared.plain_text import plain
 
 TICK_S: Final = 1.0
 NOTED_S: Final = 2.0
-"""What takes less is shown without its seconds."""
+"""Seconds from which a wait is shown with its seconds."""
 CLEARED: Final = "\r\x1b[K"
 SHOWN_S: Final = 0.5
-"""What is over by then is not shown."""
+"""Seconds after which a wait is shown."""
 _WORD: Final = re.compile(r"\s*(?:\S*`[^`]*`\S*|\S+)")
-"""With the blanks before it. A command between backticks stays whole, so that it can be copied."""
+"""A word with the blanks before it. A command between backticks counts as one word, so that it can
+be copied whole."""
 _LABEL: Final = re.compile(r" *(?:\S+ {2,})?")
-"""What a line of a list begins with: the lines that it is folded into stand to the right of it."""
+"""The begin of a line of a list; the further lines into which it is folded are indented by it."""
 _MOST_HANGING: Final = 24
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print text, to standard output unless another stream is given, as ``folded`` shows it. Words
-    of a machine may be in it: a terminal obeys none of them."""
+    """Print text, to standard output unless another stream is given, as ``folded`` shows it. The
+    text may quote a machine, so control characters are escaped."""
     stream = stream or sys.stdout
     clear = CLEARED if Waiting.shown and rewrites(stream) else ""
     print(clear + folded(plain(text), stream), file=stream, flush=True)
@@ -61,7 +60,7 @@ def _folded_line(line: str, width: int) -> str:
 
 
 def wide(text: str) -> int:
-    """The columns that a terminal needs for it."""
+    """The columns that a terminal needs for this text."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -70,7 +69,7 @@ def wide(text: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """Text that fits into so many columns."""
+    """The text, cut to this many columns."""
     if wide(text) <= width:
         return text
     from rich.cells import set_cell_size
@@ -89,16 +88,16 @@ def columns(stream: TextIO) -> int:
 
 
 def rewrites(stream: TextIO | None) -> bool:
-    """Whether it is a terminal that can rewrite a line."""
+    """Whether the stream is a terminal that can rewrite a line."""
     return stream is not None and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class Waiting:
-    """Shows on a terminal what a command waits for, and for how long, while it is entered. Nothing
-    of it stays. ``words`` may be replaced meanwhile."""
+    """Shows on a terminal what a command waits for, and for how long, while this context lasts. The
+    line is removed at the end. ``words`` may be replaced meanwhile."""
 
     shown = False
-    """Whether a line of one stands on the terminal now."""
+    """Whether the line of a Waiting is on the terminal now."""
 
     def __init__(self, words: str, stream: TextIO | None = None) -> None:
         self.words = words

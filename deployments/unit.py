@@ -20,12 +20,12 @@ RUNS_SYSTEMD: Final = Path("/run/systemd/system")
 NAME: Final = "torpor.service"
 SUPERVISOR: Final = "deployments.supervisor"
 REFUSED: Final = 3
-"""The status of a supervisor that systemd must not start again: another one lives, or `down` has
-asked. One that a stray SIGTERM has ended is started again."""
+"""The exit status of a supervisor that systemd must not start again, because another one lives or
+`down` has asked. A supervisor that a stray SIGTERM has ended is started again."""
 PAUSE_S: Final = 10
 MOST_PAUSE_S: Final = 60
-"""systemd waits so long before it starts a supervisor again: at first, and after five restarts, if
-its version is 254 or later. Earlier ones know no longer pause and ignore those two lines."""
+"""Seconds that systemd 254 or later waits before it starts a supervisor again: at first, and after
+five restarts. Older versions know no longer pause and ignore those two lines."""
 _STOP_S: Final = 60.0
 _NOT_LOADED: Final = 5
 _UNIT: Final = """\
@@ -80,8 +80,8 @@ def start_command(installation: Installation) -> str:
 
 
 def outdated(installation: Installation) -> str:
-    """That the unit lacks a line of the one that this version writes, and what to do; empty where
-    it has all, or where the installation has none. Its PATH may be any, and its user may have added
+    """The message that the unit lacks a line which this version writes, and what to do; empty where
+    no line is missing, or where there is no unit. Its PATH may differ, and its user may have added
     lines."""
     text = _read(installation)
     if not text:
@@ -105,7 +105,7 @@ def stop(installation: Installation) -> str:
     be."""
     if not RUNS_SYSTEMD.exists() or not _read(installation):
         return ""
-    env = {"XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}", **os.environ}  # `su` sets none
+    env = {"XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}", **os.environ}  # `su` does not set it
     argv = [*_systemctl(), "--no-ask-password", "stop", NAME]
     try:
         done = subprocess.run(
@@ -119,7 +119,7 @@ def stop(installation: Installation) -> str:
 
 
 def stop_command() -> str:
-    """What a person runs in place of stop()."""
+    """The command that a person runs in place of stop()."""
     return f"{' '.join(_systemctl())} stop torpor"
 
 
@@ -163,5 +163,5 @@ def _is_this_python(literal: str) -> bool:
 
 
 def _literal(value: object) -> str:
-    """For a unit, where % begins a specifier."""
+    """Text escaped for a unit file, in which % begins a specifier."""
     return str(value).replace("%", "%%")

@@ -34,11 +34,13 @@ from torpor.control.smoke.watchdog import end_left
 from torpor.shared.errors import InvalidInput, TorporError
 
 REGISTER_S: Final = 1200.0
-"""20 to 60 s, measured; the first time it fetches the agent's wheels."""
+"""Seconds that registering may take. 20 to 60 s were measured; the first time it fetches the
+agent's wheels."""
 LOOK_S: Final = 1.0
 UNCONNECTED: Final = "--unconnected"
-"""Of whoever runs `make up`. Units of systemd and cron do without: what was set up looks after its
-machines after each boot, whatever server commands use then."""
+"""The option with which a person's `make up` refuses to run under `torpor connect`. Units of
+systemd and cron do without it: an installation looks after its machines after each boot, whatever
+server commands use then."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,12 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(BELIEVE, action="store_true", help=BELIEVE_HELP)
     words = "refuse while `torpor connect` has commands use a server elsewhere; not at boot"
     parser.add_argument(UNCONNECTED, action="store_true", help=words)
-    # Units of earlier versions ask for these two, and systemd would start them again for ever.
+    # Units of earlier versions use these two commands, and systemd would otherwise start them again
+    # for ever.
     parser.add_argument("--stay", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--started", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.started:
-        return 0  # the one that stays registers by itself
+        return 0  # the supervisor that stays registers by itself
     if options.stay:
         stay(options.port)
     try:
@@ -116,11 +119,12 @@ def _start(installation: Installation, used: Server, believe: bool) -> str:
             notes = register(installation, used, believe)
         installation.note_registered(used.api_url)
     except BaseException:
-        if not installation.is_registered(used.api_url):  # else its workers look after machines
+        # otherwise its workers look after machines already
+        if not installation.is_registered(used.api_url):
             parent.stop(began)
         raise
     with ThreadPoolExecutor(1, thread_name_prefix="scheduler") as aside:
-        # The server takes up to 5 s to look at a new schedule: the workers start meanwhile.
+        # The server takes up to 5 s to see a new schedule; the workers start meanwhile.
         checked = aside.submit(services.check_scheduler, used) if used.own else None
         _say("workers", "starting")
         with Waiting("starting the workers"):
@@ -147,15 +151,15 @@ def _start(installation: Installation, used: Server, believe: bool) -> str:
 
 
 def stay(port: int | None) -> NoReturn:
-    """Become the supervisor, as the unit of an earlier version asks. It registers by itself once it
-    lives: such a unit may have no second line that does."""
+    """Become the supervisor, as units of an earlier version ask. It registers by itself once it
+    lives, because such a unit may have no second line that registers."""
     argv = [sys.executable, "-m", unit.SUPERVISOR, "--earlier-unit"]
     argv += [] if port is None else ["--port", str(port)]
     os.execv(argv[0], argv)  # noqa: S606 - no shell
 
 
 def _login(installation: Installation, used: Server) -> dict[str, str]:
-    """Where the password of our own server is, and the shell's line for Python."""
+    """Where the password of our own server is, and the shell line that uses it for Python."""
     python = f"export PREFECT_API_URL={used.api_url}"
     if not used.own:
         return {"login": "the login of your own server", "python": python}
@@ -167,7 +171,7 @@ def _login(installation: Installation, used: Server) -> dict[str, str]:
 
 
 def _front_page(used: Server) -> str:
-    """The address of torpor's page in the UI; where that is not known, of the list with it."""
+    """The address of torpor's page in the UI; if that is unknown, of the list that has the page."""
     if used.own:
         wanted = {"artifacts": {"key": {"any_": [FRONT_PAGE]}}}
         with contextlib.suppress(TorporError), Api(used) as api:
@@ -177,7 +181,7 @@ def _front_page(used: Server) -> str:
 
 
 def _command() -> str:
-    """How this shell calls torpor: by its name, where that finds this one."""
+    """How this shell calls torpor: by name, if the name leads to this torpor."""
     here = Path(sys.executable).with_name("torpor")
     found = shutil.which("torpor")
     return "torpor" if found and Path(found).resolve() == here.resolve() else shlex.quote(str(here))
@@ -203,7 +207,8 @@ def register(installation: Installation, used: Server, believe: bool = False) ->
             env={
                 **server.environment(installation, used),
                 **mark(installation, "register"),
-                # A server whose host is overloaded says so too; registering can be repeated.
+                # A server whose host is overloaded sends this answer, too; registering can be
+                # repeated.
                 "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
             },
             stdin=subprocess.DEVNULL,
@@ -228,8 +233,8 @@ def register(installation: Installation, used: Server, believe: bool = False) ->
 def _said_until_its_end(
     installation: Installation, registering: subprocess.Popen[bytes], deadline: float
 ) -> bytes:
-    """What it prints. TorporError at the deadline, or where the supervisor has ended, and the
-    server with it: systemd starts another one once the `up` beside the first has ended."""
+    """The output of registering. TorporError at the deadline, or where the supervisor has ended,
+    and the server with it: systemd starts another one once the `up` beside the first has ended."""
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return registering.communicate(timeout=LOOK_S)[0]

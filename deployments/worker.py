@@ -19,7 +19,7 @@ from tasks.runs import FLOW_POOL, JOB_POOL, JOB_QUEUES
 @dataclass(frozen=True)
 class Pool:
     """A work pool, and the role of the process that works on it. ``limit``: the most runs at once,
-    until the user sets another. ``queues``: the first goes first."""
+    until the user sets another limit. ``queues``: by priority, highest first."""
 
     name: str
     role: str
@@ -34,35 +34,41 @@ POOLS: Final = (
         JOB_POOL,
         "job-worker",
         "Jobs, as processes; the limit is how many run at once. Each queue may have one too.",
-        limit=8,  # a run is a process of 0.2 GB here, besides the machine that it rents
+        limit=8,  # a run here is a process of 0.2 GB, besides the machine that it rents
         queues=JOB_QUEUES,
     ),
 )
 WATCH_COMMAND: Final = "setsid python3 -m prefect.engine"
 RUN_COMMAND: Final = f"env PREFECT_CLIENT_MAX_RETRIES=9 {WATCH_COMMAND}"
-"""What a worker runs for each flow run, with the Python that comes first in its PATH: its own.
+"""The command that a worker runs for each flow run, with the Python that comes first in its PATH:
+its own.
 
 Prefect waits 2, 4, 8 ... seconds between requests, a fifth more or less. A flow run asks a server
 that is away for 14 to 20 minutes with 9 retries: it outlives a supervisor that was killed. The
 worker itself asks for a minute, as it would else sleep for minutes after the server is back.
 
 So does a run of `watch`, by a command of its deployment's own: one that slept for minutes would
-hold the only slot, and the runs that its schedule makes meanwhile would be cancelled."""
+hold the only slot, and the runs that its schedule makes meanwhile would be cancelled.
+"""
 ROLES: Final = tuple(pool.role for pool in POOLS)
 READY_S: Final = 300.0
-"""3 to 10 s, measured."""
+"""Seconds that a worker may take until it asks for runs; 3 to 10 s were measured."""
 STOP_S: Final = 20.0
-"""A flow run that is cancelled first cancels the agent's work."""
+"""Seconds that a worker gets to end. A flow run that is cancelled first cancels the agent's
+work."""
 _QUERY_S: Final = 2
-"""How often the worker asks for runs. Prefect's ten seconds are long after a click on Run."""
+"""Seconds between two requests of the worker for runs. Prefect's default of ten seconds is long
+after a click on Run."""
 _STARTED: Final = b"started!"
 
 
 def begin_worker(installation: Installation, server: Server, pool: Pool) -> subprocess.Popen[bytes]:
-    """Start the pool's worker as a child of this process. Flow runs that outlived another go on."""
+    """Start the pool's worker as a child of this process. Flow runs that outlived an earlier worker
+    go on."""
     env = environment(installation, server) | {
         "PREFECT_WORKER_QUERY_SECONDS": str(_QUERY_S),
-        # So a server says that its database is away: runs ask again, as where it is away itself.
+        # With this status the server says that its database is away, and runs ask again, as they do
+        # when the server itself is away.
         "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
         "PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS": "deployments.run_console.RunConsole",
         "TMPDIR": str(installation.temporary),  # Prefect leaves a folder in it for each worker

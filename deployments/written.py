@@ -29,15 +29,16 @@ _NAME: Final = "registered.json"
 
 
 class Written(msgspec.Struct, frozen=True):
-    """``code``: of what the deployments were written by, and where. ``deployments``: what of each
-    belongs to the code, by its full name."""
+    """``code``: the digest of the code that wrote the deployments, and of where. ``deployments``:
+    what of each belongs to the code, by its full name."""
 
     code: str = ""
     deployments: dict[str, str] = {}
 
     @classmethod
     def read(cls, installation: Installation, api_url: str) -> Written:
-        """What still counts; nothing after a change of the code or of the server."""
+        """The earlier registration, as far as it still counts; empty after a change of the code or
+        of the server."""
         try:
             blob = (installation.folder / _NAME).read_bytes()
             found = msgspec.json.decode(blob, type=learned(cls))
@@ -49,17 +50,17 @@ class Written(msgspec.Struct, frozen=True):
     def keep(
         cls, installation: Installation, api_url: str, there: Mapping[str, DeploymentResponse]
     ) -> None:
-        """Note that all of this code is registered, as the server has it now."""
+        """Note that all of this code is registered, with what the server has now."""
         written = cls(_code(api_url), {name: _digest(one) for name, one in there.items()})
         write_whole(installation.folder / _NAME, msgspec.json.encode(written).decode())
 
     def holds(self, name: str, there: DeploymentResponse) -> bool:
-        """Whether the server has it as it was written."""
+        """Whether the server has the deployment exactly as it was written."""
         return self.deployments.get(name) == _digest(there)
 
 
 def _digest(there: DeploymentResponse) -> str:
-    """What of a deployment belongs to the code, as register.py writes it."""
+    """The digest of what belongs to the code in a deployment, as register.py writes it."""
     ours = there.model_dump(
         mode="json",
         include={"entrypoint", "version", "description", "parameter_openapi_schema", "pull_steps"},
@@ -68,7 +69,8 @@ def _digest(there: DeploymentResponse) -> str:
 
 
 def _code(api_url: str) -> str:
-    """Of every file that says what is registered, of Prefect and Python, and of where."""
+    """The digest of every file that decides what is registered, of Prefect and Python, and of
+    where."""
     found = hashlib.sha256(prefect_file().read_bytes())
     where = (api_url, str(CHECKOUT), prefect.__version__, sys.version, sys.executable)
     for word in (*where, code_version(CHECKOUT)):

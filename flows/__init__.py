@@ -89,7 +89,8 @@ _LISTING: Final = frozenset(name for name in __all__ if name == "frame" or name.
 
 
 class _Flows(ModuleType):
-    """Import a flow when it is first used: a run needs one, and all of them take 2 s of CPU."""
+    """Imports each flow when it is first used: a run needs only one, and importing all takes 2 s of
+    CPU."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in __all__:
@@ -98,7 +99,8 @@ class _Flows(ModuleType):
         return getattr(import_module(f"{__name__}.{module}"), name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """``flows.wake`` is the flow, although Python sets the module of that name."""
+        """Keep ``flows.wake`` the flow: importing the submodule of that name would replace it by
+        the module."""
         if isinstance(value, ModuleType) and name in __all__:
             value = getattr(value, name)
         super().__setattr__(name, value)

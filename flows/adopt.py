@@ -91,7 +91,8 @@ def adopt(
     with session:
         size, outside = _look_around(opened, session)
         if not dry_run:
-            rental = record_adoption(opened, found, shown)  # first: then a kill leaves no orphan
+            # recorded first, so that a kill afterwards leaves no unknown machine
+            rental = record_adoption(opened, found, shown)
             mark_adopted(found.provider, found.machine, rental.label)
             adopted = msgspec.structs.replace(found.machine, label=rental.label)
             runner().log.info("machine %s is adopted: rental %s", adopted.id, rental.label.rental)
@@ -120,7 +121,7 @@ def _look_around(opened: OpenWorkspace, session: Agent) -> tuple[int, list[str]]
         seen = look_for_new(remote)
         losses = look_for_losses(remote, rented=False, whole=True, wait_s=LOSSES_TO_REFUSE_S)
     finally:
-        with suppress(TorporError):  # an agent that cannot be reached ends the run itself
+        with suppress(TorporError):  # an agent that cannot be reached ends the run by itself
             remote.end(committed=False)
     lost = judge_losses(losses, opened.spec)
     return seen.unread, lost.lines
@@ -150,10 +151,11 @@ def _released(opened: OpenWorkspace, machine: str, dry_run: bool) -> AdoptReport
         wanted = machine.strip().rpartition(":")[2]
         mine = [rental for rental in mine if rental.machine == wanted]
     for rental in mine:
-        check_no_job(opened, rental.machine)  # its driver would hand it another book
+        check_no_job(opened, rental.machine)  # the job's driver would hand the machine another book
     warnings: list[str] = []
     for rental in mine if not dry_run else ():
-        warnings += end_saves(opened, rental)  # while its mark still lets torpor in
+        # before the mark is taken off: without it, torpor may not log in
+        warnings += end_saves(opened, rental)
         give_up(opened, rental)
     done = "can be given up" if dry_run else "given up"
     return AdoptReport(

@@ -90,7 +90,10 @@ def backup(
     )
     if workspace == ALL:
         if machine:
-            raise InvalidInput(f"machine {machine} is of one workspace: name the workspace too")
+            raise InvalidInput(
+                f"machine {machine} holds one workspace, and all are to be backed up: leave the "
+                f"machine out, or name its workspace: `torpor backup WORKSPACE --machine {machine}`"
+            )
         return _back_up_each(
             keep_last=keep_last,
             keep_hourly=keep_hourly,
@@ -118,7 +121,7 @@ def backup(
 
 
 def _back_up_each(**options: Any) -> EachReport:
-    """A run of ``backup`` for each rented machine."""
+    """Start a run of ``backup`` for each rented machine."""
 
     def start(block: str, opened: OpenWorkspace, rented: list[Rental]) -> str:
         runs = [

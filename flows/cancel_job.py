@@ -51,7 +51,7 @@ def cancel_job(
     """
     opened = open_workspace(workspace)
     record, queued = found_job(opened, workspace, job)
-    if queued is not None and (record is None or record.ended):  # it waits for a retry
+    if queued is not None and (record is None or record.ended):  # the job waits for a retry
         runner().cancel(queued.run)
         return JobAnswer(
             queued.job, opened.spec.name, {"job": queued.job, "now": "taken out of its queue"}
@@ -66,7 +66,7 @@ def cancel_job(
     then = record.on_cancel if machine == "as submitted" else machine
     opened.jobs.ask_stop(record.id, Stop("cancelled", then, "a person cancelled it", time.time()))
     now = opened.jobs.of(record.id)
-    if now is None or now.ended:  # in the meantime: nobody will read the request again
+    if now is None or now.ended:  # the job has ended meanwhile: nobody will read the request again
         opened.jobs.withdraw_stop(record.id)
         if now is None or now.state != "cancelled":
             raise _over(opened, now or record)

@@ -17,7 +17,7 @@ from torpor.control.compare.choices import frame
 if TYPE_CHECKING:
     from pandas import DataFrame
 else:
-    DataFrame = object  # Prefect evaluates the annotations, and pandas takes a second to import
+    DataFrame = object  # Prefect evaluates the annotations, and importing pandas takes a second
 
 
 @flow("compare")

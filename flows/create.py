@@ -75,7 +75,8 @@ def create(
         rented_machine(opened) as tenancy,
         open_session(opened, tenancy.machine) as session,
     ):
-        with workspace_held(opened, session):  # else its machine looks as if a killed run left it
+        # without the lock, the machine looks as if a killed run had left it
+        with workspace_held(opened, session):
             make_paths(opened, session)
             if spec.freezes:
                 freezer = prove_freezing(opened, session, tenancy.rental)

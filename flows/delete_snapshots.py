@@ -59,9 +59,9 @@ def delete_snapshots(
     opened = open_stored(workspace)
     if whole_line:
         ids = with_their_lines(opened, ids)
-    # All of them before the first goes.
+    # Check all of them before the first is deleted.
     check_not_kept(opened.store, opened.spec.name, ids, newest, named=True)
-    for snapshot in ids:  # the newest last: an earlier one would become the newest
+    for snapshot in ids:  # newest last: otherwise an earlier snapshot would become the newest
         delete_one(opened, snapshot, newest)
     return Table(
         opened.spec.name,

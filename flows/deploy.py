@@ -35,7 +35,7 @@ def deploy(
     accept_paths: list[str] = [],  # noqa: B006 - a form shows the default; it is never changed
     agreed_usd_h: Annotated[float | None, Field(ge=0)] = None,
 ) -> DeployReport:
-    """Start a server on the workspace's machine, or on a new one, until it has answered a request.
+    """Start a server on the workspace's machine, or on a new one, and wait until it answers.
 
     A new machine is handed over after that, and destroyed if anything fails before. You reach the
     server through SSH; no port is opened.
@@ -80,7 +80,7 @@ def deploy(
         wanted = open_stack(stack)
         wanted.check(strategy_named(strategy))
         probe_store(opened)
-        if strategy != "own":  # whose image may have the model
+        if strategy != "own":  # the image of the strategy `own` may have the model
             _check_model(opened, wanted)
         report = deploy_stack(opened, wanted, strategy, snapshot, full_check)
     expire_unused_bases(opened, environment_days)
@@ -88,7 +88,8 @@ def deploy(
 
 
 def _check_model(opened: OpenWorkspace, stack: OpenStack) -> None:
-    """InvalidInput where a new machine would have no model to serve: before anything is rented."""
+    """InvalidInput where a new machine would have no model to serve. Called before anything is
+    rented."""
     if not stack.needs_model_there or newest_snapshot(opened.store, opened.spec.name):
         return
     if not machines_of(opened).machines:
@@ -110,13 +111,14 @@ def deploy_stack(
 ) -> DeployReport:
     """Deploy on the workspace's machine, or on a new one. If the machine that a killed run left
     holds an unfinished restore of another snapshot, it is destroyed, and a second round rents
-    another one. So it does where the server has started too early; there it starts last."""
+    another one. A second round also follows where the server has started too early
+    (StartedTooEarly); in that round it starts last."""
     for number, again in enumerate(rounds(2, RestoreUnfinished, StartedTooEarly)):
         request = DeployRequest(stack, strategy, full_check, trial, early=not number)
         with again, deployment_on_a_machine(opened, request, snapshot) as deployment:
             deployment.stop_earlier()
-            deployment.bring()  # environment and workspace, beside each other
-            deployment.serve()  # unless it serves already: it needs only what comes first
-            deployment.store_environment()  # unless it was restored
+            deployment.bring()  # environment and workspace, at the same time
+            deployment.serve()  # unless the server runs already: it needs only what comes first
+            deployment.store_environment()  # unless the environment was restored from the store
             deployment.hand_over()
     return deployment.report()

@@ -145,8 +145,8 @@ def hibernate(
 def _preview(
     opened: OpenWorkspace, session: Agent, machine: Machine, keeps: list[str], *, destroys: bool
 ) -> HibernatePreview:
-    """What a hibernate would store, lose and save. Holds nothing, here or on the machine.
-    ``keeps``: why the machine would be kept, as far as is known."""
+    """What a hibernate would store, lose and save. Holds no lock, here or on the machine.
+    ``keeps``: why the machine would be kept, as far as that is known."""
     rental = None if machine.label is None else rental_of(opened, machine.label)
     adopted = rental is not None and rental.adopted
     found, since = preview_snapshot(
@@ -172,7 +172,7 @@ def _preview(
     if opened.spec.programs:
         programs, unfrozen = look_at_programs(opened, session, freezer)
     price_usd_h = machine.price_usd_h
-    if rental is not None and rental.adopted:  # its market may state none
+    if rental is not None and rental.adopted:  # the market of an adopted machine may state no price
         price_usd_h = price_usd_h or rental.price_usd_h
     return HibernatePreview(
         workspace=opened.spec.name,
@@ -200,7 +200,7 @@ def _works(
     session: Agent,
     wanted: Sequence[type[StaysIdle | StaysUnused]],
 ) -> list[str]:
-    """Why a hibernate that has these guards would keep the machine."""
+    """Why a hibernate with these guards would keep the machine; empty if it would not."""
     keeps = []
     for guard in wanted:
         try:
@@ -211,7 +211,7 @@ def _works(
 
 
 def _job(opened: OpenWorkspace, machine: Machine) -> list[str]:
-    """Why a job keeps the machine."""
+    """Why a job keeps the machine; empty if none does."""
     try:
         check_guards([NoJob(opened)], EndingMachine(machine))
     except MachineInUse as error:
@@ -232,7 +232,9 @@ def hibernate_machine(
     with Snapshot(opened, session, machine, guards, home=home) as snapshot:
         for again in rounds(MAX_ROUNDS, *ANOTHER_ROUND):
             with again:
-                verified = snapshot.save()  # until nothing is new and, after `quiesce`, all rests
-                warrant = snapshot.confirm(verified)  # the disk is as stored; the guards agree
+                # until nothing is new and, after `quiesce`, no program writes
+                verified = snapshot.save()
+                # the disk is as it was stored, and the guards agree
+                warrant = snapshot.confirm(verified)
                 snapshot.destroy(opened, warrant)
     return with_warnings(snapshot.report(), delete_autosaves(opened, verified))

@@ -126,7 +126,7 @@ def job(
     if record is None:
         check_environment(env, secrets)
         for_nodes(opened, nodes)  # InvalidInput before anything is recorded
-        opened.wanting(WantChange(gpu=gpu))  # before anything is recorded
+        opened.wanting(WantChange(gpu=gpu))  # refused before anything is recorded
         record = Job(
             id=next_job_id(opened, job),
             workspace=opened.spec.name,
@@ -158,9 +158,9 @@ def job(
 
 
 def drive(opened: OpenWorkspace, record: Job, driven_for: str = "") -> Job:
-    """Bring a job to its end, one move after the other. After an error any run may continue it.
-    WorkspaceBusy if another run drives it. ``driven_for``: the job of this run, where it is another
-    one that waits for this."""
+    """Bring a job to its end, one move after the other. After an error any run may continue the
+    job. WorkspaceBusy if another run drives it. ``driven_for``: the job of this run, where it is
+    another one that waits for this."""
     if record.ended:
         return record
     with driving(opened, record, continue_job, driven_for) as driver:
@@ -193,9 +193,10 @@ def drive(opened: OpenWorkspace, record: Job, driven_for: str = "") -> Job:
 
 
 def continue_job(record: Job, key: str = "continue") -> str:
-    """Start a run that continues a job which nobody drives; returns what runs now. Two that see the
-    same start one, until _CONTINUE_S seconds and each multiple of them after the job was last
-    driven: a run that continues it needs a minute until its record says so."""
+    """Start a run that continues a job which nobody drives; returns what runs now. Two runs that
+    see the same job start only one: its key changes _CONTINUE_S seconds after the job was last
+    driven and at each multiple of that, because a run needs a minute until the job's record names
+    it as the driver."""
     silent_s = time.time() - record.driven_unix
     return runner().start(
         job,
@@ -207,7 +208,8 @@ def continue_job(record: Job, key: str = "continue") -> str:
 
 
 def _wait_for_turn(driver: Driver) -> None:
-    """Jobs of one workspace run one after the other. This run drives one that nobody drives."""
+    """Wait until it is this job's turn: jobs of one workspace run one after the other. If nobody
+    drives the job whose turn it is, this run drives it."""
     first = driver.wait_for_turn()
     if first is not None:
         with driver.driving_for(first):
@@ -215,7 +217,7 @@ def _wait_for_turn(driver: Driver) -> None:
 
 
 def _rent(driver: Driver) -> None:
-    """Wake the newest save on a new machine, or wait where none is on sale."""
+    """Wake the newest save on a new machine, or wait where no machine is on sale."""
     opened = driver.renting()
     if opened is None:
         return
@@ -230,14 +232,14 @@ def _rent(driver: Driver) -> None:
 
 def _hibernate(driver: Driver, on: JobMachine, *, ends: bool) -> None:
     """Hibernate with proof, and end the job; without ``ends``, the next attempt begins with all
-    nodes from what was stored. Another job, the user who wants the machine, data beside the
-    workspace, and a command or a server that was started there keep the machine."""
+    nodes from what was stored. The machine is kept for another job, for the user who asked to keep
+    it, for data beside the workspace, and for a command or a server that was started there."""
     driver.begin_to_hibernate(on)
     began_s = boot_clock_s()
     try:
         probe_store(driver.opened)
         with open_session(driver.opened, on.machine) as session:
-            if not ends:  # its market may have been wrong in that the machine did not run
+            if not ends:  # its market may have said wrongly that the machine did not run
                 stop_command(session, driver.job.id)
             begun = NothingBegan(driver.opened, session, began_s)
             guards: list[Guard] = [driver.end_of_job, NothingLost(driver.job.block), begun]

@@ -28,7 +28,7 @@ def prune(
     rewrite_gib: Annotated[float, Field(ge=0, le=1024)] = 1.0,
     without_snapshots: bool = False,
 ) -> PruneReport:
-    """Free what no snapshot names, a grace time after an earlier prune marked it.
+    """Delete stored data that no snapshot uses, a grace time after an earlier prune marked it.
 
     Safe at any time, also beside running snapshots. A killed prune does no harm. It reports what it
     will free before it frees anything. A snapshot that cannot be read stops it. What was stored of

@@ -96,10 +96,10 @@ def reconcile(
     faults: list[TorporError] = []
     for machine, rental in chosen:
         try:
-            if machine in doubtful:  # the one before may have taken minutes to go
+            if machine in doubtful:  # the machine before may have taken minutes to end
                 check_silent(opened, machine)
             end_unfinished(opened, machine, rental)
-        except TorporError as error:  # and the others are ended all the same
+        except TorporError as error:  # the others are ended all the same
             runner().log.error("machine %s was not ended by this run: %s", machine.id, error)
             faults.append(error)
         else:
@@ -162,8 +162,8 @@ def _settled_by_runs(chosen: list[tuple[Machine, Rental]]) -> list[tuple[Machine
 
 
 def _hibernate(workspace: Workspace | str, opened: OpenWorkspace, machine: MachineId) -> None:
-    """Start the hibernation of a machine that was handed over, and that nobody was told of. Who
-    begins to use it meanwhile keeps it."""
+    """Start the hibernation of a machine that was handed over without telling anybody. A user who
+    begins to use the machine meanwhile keeps it."""
     name = workspace if isinstance(workspace, str) else workspace._block_document_name
     runs = runner().start(
         hibernate,

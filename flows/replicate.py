@@ -84,14 +84,14 @@ def replicate(
     with branch():  # the steps of each machine follow these in Prefect's graph
         probe_store(opened)
         wanted, opened = pick_snapshot_to_wake(opened, snapshot)
-        with renting(opened) as held:  # ends what was not handed over
+        with renting(opened) as held:  # ends the machines that were not handed over
             if count:
                 end_abandoned(held)
             left = left_unfinished(opened, held, alone=False) if count else []
             offers = look_for_offers(opened, request.new(left)) if count else Offers([], [])
             fleet = Fleet(opened, wanted, held, offers, request, tracker)
-            # On each machine: create machine, open session, begin restore, restore shares (each is
-            # retried by itself), finish restore, check restore, hand over machine.
+            # The steps on each machine: create machine, open session, begin restore, restore shares
+            # (each is retried by itself), finish restore, check restore, hand over machine.
             fleet.bring(left)
             if count:
                 show_offers(opened, held, offers)

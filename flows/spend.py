@@ -23,7 +23,7 @@ from torpor.control.time_zones import zone_named
 if TYPE_CHECKING:
     from pandas import DataFrame
 else:
-    DataFrame = object  # Prefect evaluates the annotations, and pandas takes a second to import
+    DataFrame = object  # Prefect evaluates the annotations, and importing pandas takes a second
 
 
 @flow("spend")

@@ -131,7 +131,7 @@ def _examine(
 
 
 def _shares(works: Sequence[PackWork]) -> list[list[PackWork]]:
-    """At most 64 parts of about as many bytes each."""
+    """At most 64 parts of about equal bytes."""
     shares: list[list[PackWork]] = [[] for _ in range(min(MOST_PARTS, len(works)))]
     sizes = [0] * len(shares)
     for work in sorted(works, key=lambda work: -work.pack.size):
@@ -142,8 +142,8 @@ def _shares(works: Sequence[PackWork]) -> list[list[PackWork]]:
 
 
 def _drill(opened: OpenWorkspace, found: Verification, wanted: Sequence[SnapshotId]) -> None:
-    """Restore each snapshot onto a machine of its own, one after the other; those that are known
-    to be damaged onto none."""
+    """Restore each snapshot onto a machine of its own, one after the other. Snapshots that are
+    known to be damaged are left out."""
     for snapshot in wanted:
         if not found.whole_so_far(snapshot):
             continue
@@ -162,7 +162,7 @@ def _restore(opened: OpenWorkspace, session: Session, snapshot: SnapshotId) -> N
 
 
 def _emit(opened: OpenWorkspace, found: Verification, report: VerifyReport) -> None:
-    """Send events; SnapshotDamaged if something is wrong."""
+    """Send the events of this verify; SnapshotDamaged if something is wrong."""
     name = opened.spec.name
     if not report.failed:
         for snapshot in report.whole:

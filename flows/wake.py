@@ -131,11 +131,13 @@ def wake_workspace(
     round rents another one."""
     before = snapshot_ids(opened.store, opened.spec.name)
     wanted, opened = pick_snapshot_to_wake(opened.freezing, snapshot)
-    freezes = opened.spec.freezes and not own  # nobody knows what runs on a user's other machines
+    # the programs may still run on another machine of the user's
+    freezes = opened.spec.freezes and not own
     for again in rounds(1 if own else 2, RestoreUnfinished):
         with (
             again,
-            own_or_rented_machine(opened, own) as tenancy,  # destroyed after an error
+            # the rented machine is destroyed after an error
+            own_or_rented_machine(opened, own) as tenancy,
             open_session(opened, tenancy.machine) as session,
             restore_run_before_handover(new_restore(opened, session, wanted), tenancy) as restore,
         ):

@@ -98,8 +98,8 @@ def watch(
             do not check.
 
     Returns:
-        In `watched`, each machine with its verdict, its cost and the next step; in `alerts`, what a
-        person must hear of.
+        In `watched`, each machine with its verdict, its cost and the next step, and each workspace
+        that is asleep; in `alerts`, what a person must hear of.
 
     Raises:
         NotDelivered: A notification block did not accept an alert.
@@ -140,7 +140,7 @@ def watch(
     alarms = see_alarms(observation, faults)
     delivered = None if dry_run else tell_of(alarms, notify, faults)
     left = look.left
-    if not dry_run:  # what was left is acted on once it is remembered for how long
+    if not dry_run:  # machines that were left are acted on once it is remembered since when
         sure = {name: of for name, of in asked.named.items() if name not in look.doubtful}
         reconcile_abandoned(report.findings, sure, asked.differences, faults)
         left = [
@@ -184,11 +184,11 @@ class _Opened(NamedTuple):
 
 class _Look(NamedTuple):
     """What a look has seen. ``newest``: when each workspace's newest snapshot was made.
-    ``handed_over``: the machines in users' hands. ``used``: of these, the ones that their providers
-    show, each with its verdict. ``over``: why a machine is to be hibernated for its budget.
-    ``left``: the machines that were never handed over. ``missed``: the backups that are too old.
-    ``unread``: of which workspaces something could not be read; ``doubtful``: those of which that
-    may have said that a machine works."""
+    ``handed_over``: the machines that were handed over. ``used``: those of them that their
+    providers show, each with its verdict. ``over``: why a machine is to be hibernated for its
+    budget. ``left``: the machines that were never handed over. ``missed``: the backups that are too
+    old. ``unread``: of which workspaces something could not be read; ``doubtful``: those of which
+    that may have said that a machine works."""
 
     at_markets: AllMachines
     newest: dict[WorkspaceName, float | None]
@@ -210,7 +210,7 @@ class _Look(NamedTuple):
 
 
 def _open(wanted: list[str]) -> _Opened:
-    """Open the ``wanted`` blocks; all of the installation without any."""
+    """Open the ``wanted`` blocks; without any, all blocks of the installation."""
     blocks, closed = open_all(wanted or runner().workspaces())
     blocks = patient(blocks)
     named: dict[WorkspaceName, list[str]] = {}
@@ -231,7 +231,8 @@ def _look(asked: _Opened, backup_hours: float, faults: list[Exception], *, dry_r
         at_markets = close_gone(at_markets, [*opened.values()], newest)
     costs = look_once_more(asked.blocks, at_markets.of)
     if not dry_run:
-        _free_slots(asked.blocks, faults)  # first: a run that is stuck is not one that waits
+        # first, because a run that is stuck does not count as waiting
+        _free_slots(asked.blocks, faults)
     jobs, unread_jobs = see_jobs(opened)
     with_job = {one.job.workspace for one in jobs}
     handed_over = _handed_over(at_markets, opened)
@@ -264,8 +265,8 @@ def _look(asked: _Opened, backup_hours: float, faults: list[Exception], *, dry_r
 def _submit_looks(
     asked: _Opened, at_markets: AllMachines, saving: Collection[WorkspaceName]
 ) -> list[tuple[Finding, StepFuture[MachineLook]]]:
-    """Begin to look at the machines in use, which takes minutes for one that hangs. Those of the
-    workspaces that are ``saving`` get what they need to save by themselves."""
+    """Begin to look at the machines in use, which takes minutes for a machine that hangs. Machines
+    of the workspaces in ``saving`` get what they need to save by themselves."""
     saves = {
         name: most_frequent_saves([asked.blocks[of] for of in asked.named[name]]) for name in saving
     }
@@ -279,8 +280,8 @@ def _submit_looks(
 
 
 def _rows(asked: _Opened, look: _Look, *, dry_run: bool, only_report: bool) -> list[Watched]:
-    """A row for each machine and each workspace: whether it is idle, and what happens next. What is
-    in doubt is kept."""
+    """A row for each machine and each workspace: whether it is idle, and what happens next. A
+    machine in doubt is kept."""
     opened = asked.workspaces
     watched = [
         *(
@@ -308,8 +309,8 @@ def _rows(asked: _Opened, look: _Look, *, dry_run: bool, only_report: bool) -> l
 
 
 def _report(look: _Look, watched: list[Watched], jobs: list[WatchedJob]) -> WatchReport:
-    """The tables of this look. A finding of a machine in use is in the row of its machine, and no
-    row of its own."""
+    """The tables of this look. A finding about a machine in use is shown in the row of the machine,
+    without a row of its own."""
     in_table = {id(one) for one, _ in look.used}
     findings = [
         one for one in look.at_markets.findings if id(one) not in in_table and not is_missing(one)
@@ -327,8 +328,8 @@ def _report(look: _Look, watched: list[Watched], jobs: list[WatchedJob]) -> Watc
 
 
 def _fleet(asked: _Opened, look: _Look, metrics: str) -> Fleet:
-    """What metrics show beside this look. The look is done: its faults and its table do not depend
-    on it."""
+    """What metrics show beside this look. The look is done, and neither its faults nor its table
+    depend on this."""
     try:
         return look_at_fleet(asked.blocks, asked.closed, look.costs, metrics)
     except Exception as error:  # noqa: BLE001 - the other metrics are written all the same
@@ -348,7 +349,7 @@ def _handed_over(
 
 
 def _hibernate(one: Watched, asked: _Opened, faults: list[Exception]) -> Watched:
-    """Begin to hibernate the machine of this row, if it is to be."""
+    """Begin to hibernate the machine of this row, if the row says so."""
     if not (one.over or one.hibernates):
         return one
     block = asked.named[one.workspace][0]
@@ -360,9 +361,9 @@ def _hibernate(one: Watched, asked: _Opened, faults: list[Exception]) -> Watched
 def _renew(
     at_markets: AllMachines, opened: dict[WorkspaceName, OpenWorkspace], faults: list[Exception]
 ) -> None:
-    """The machines that stop themselves when the control side is gone go on, also those on which a
-    run works that has not handed them over: a long restore, a drill. Those of which nobody can read
-    whether they are in use go on too."""
+    """Renew the deadlines of machines that stop themselves when the control side is gone. Included
+    are machines on which a run works that has not handed them over (a long restore, a drill), and
+    machines whose use cannot be read."""
     of = {name: one for one in opened.values() for name in names_of(one.spec.name)}
     used = [one.machine for one in at_markets.findings if one.kind in ("in use", "unfinished")]
     for machine in (*filter(None, used), *at_markets.unjudged):

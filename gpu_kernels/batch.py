@@ -32,7 +32,7 @@ KERNELS: Final = {
 }  # fmt: skip
 """The kernels of each fat binary that gpu_kernels.build makes."""
 JOBS_MAX: Final = 65_535
-"""Jobs of one launch: CUDA's limit for the grid's second dimension."""
+"""Jobs that one launch takes at most: CUDA's limit for the grid's second dimension."""
 _THREADS: Final = 256
 _ALIGN: Final = 256
 
@@ -57,7 +57,7 @@ class KernelLaunches(NamedTuple):
     held: Sequence[Any]
 
     def launch(self) -> None:
-        """Put it on the calling thread's stream, and return at once."""
+        """Put the kernels on the calling thread's stream, and return at once."""
         for kernel, grid, threads in self.kernels:
             self.gpu.launch(kernel, grid, threads, self.jobs)
 

@@ -71,7 +71,7 @@ class Gpu:
 
     def room(self, size: int) -> Any:
         """Uninitialised memory of the GPU: an array of bytes, aligned to 256."""
-        with self.stream:  # freed memory is used again in the order of the stream
+        with self.stream:  # freed memory is used again in the order of this stream
             return cupy.empty(size, cupy.uint8)
 
     def put(self, buffer: Buffer) -> Any:
@@ -126,7 +126,7 @@ class Gpu:
 
 
 def limit_pool(size: int) -> None:
-    """Take at most so much of the GPU's memory."""
+    """Use at most this many bytes of the GPU's memory."""
     cupy.get_default_memory_pool().set_limit(size=size)
 
 

@@ -22,12 +22,12 @@ Buffer = bytes | bytearray | memoryview
 
 BUILT: Final = Path(__file__).resolve().parent / "built"
 RANS_SEGMENT_LOG2: Final = 15
-"""Symbols of a segment, as a power of two: larger ones store fewer states, smaller ones give a GPU
-more to do at once."""
+"""Symbols of a segment, as a power of two. Larger segments store fewer states; smaller ones let a
+GPU work on more at once."""
 DISK_VERSION: Final = 3
-"""TORPOR_DISK_VERSION of disk.h."""
+"""The version of disk.h (TORPOR_DISK_VERSION) that this module calls."""
 ENTRIES_VERSION: Final = 1
-"""TORPOR_ENTRIES_VERSION of entries.h."""
+"""The version of entries.h (TORPOR_ENTRIES_VERSION) that this module calls."""
 REFUSALS: Final = {
     1: "header or sizes",
     2: "frequency table",
@@ -69,7 +69,7 @@ class Library(Protocol):
 
 
 class DiskLibrary(Protocol):
-    """Its functions for small files; contracts in disk.h."""
+    """The shared object's functions for small files; contracts in disk.h."""
 
     def torpor_look_at(self, *args: object) -> None: ...
     def torpor_read_files(self, *args: object) -> None: ...
@@ -77,7 +77,7 @@ class DiskLibrary(Protocol):
 
 
 class EntriesLibrary(Protocol):
-    """Its functions for the entries of a manifest; contracts in entries.h."""
+    """The shared object's functions for the entries of a manifest; contracts in entries.h."""
 
     def torpor_entry_ends(self, *args: object) -> int: ...
     def torpor_check_entries(self, *args: object) -> int: ...
@@ -115,7 +115,7 @@ def library() -> Library | None:
 
 @lru_cache(maxsize=1)
 def disk_library() -> DiskLibrary | None:
-    """The shared object, where it has the functions of disk.h as they are called here."""
+    """The shared object, if its functions of disk.h have the version that this module calls."""
     loaded = _of_version("torpor_disk_version", DISK_VERSION)
     if loaded is None:
         return None
@@ -137,7 +137,7 @@ def disk_library() -> DiskLibrary | None:
 
 @lru_cache(maxsize=1)
 def entries_library() -> EntriesLibrary | None:
-    """The shared object, where it has the functions of entries.h as they are called here."""
+    """The shared object, if its functions of entries.h have the version that this module calls."""
     loaded = _of_version("torpor_entries_version", ENTRIES_VERSION)
     if loaded is None:
         return None
@@ -167,11 +167,11 @@ def entries_library() -> EntriesLibrary | None:
 
 
 def _of_version(function: str, version: int) -> ctypes.CDLL | None:
-    """The shared object, where this function of it gives that version."""
+    """The shared object, if its version function returns that version."""
     loaded = cast(ctypes.CDLL | None, library())
     try:
         return loaded if loaded is not None and loaded[function]() == version else None
-    except AttributeError:  # an older one
+    except AttributeError:  # an older shared object
         return None
 
 

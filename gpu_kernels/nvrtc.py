@@ -29,7 +29,7 @@ typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
 typedef unsigned long long uint64_t;
 """
-"""What NVRTC has no header for."""
+"""A header that NVRTC lacks."""
 
 
 class CompilerError(Exception):

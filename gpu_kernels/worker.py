@@ -33,7 +33,7 @@ MESSAGE_MAX: Final = 4096
 FREE_LEAST: Final = 2 << 30
 """A GPU with less memory free is left to the work that it is rented for."""
 POOL_BYTES: Final = 512 << 20
-"""What the worker takes of it, besides what the driver takes for itself."""
+"""Bytes of the GPU's memory that the worker takes, besides what the driver takes for itself."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,12 +53,12 @@ def main(argv: Sequence[str]) -> int:
         serve.start()
     _send(agent, {"gpu": gpu.name})
     with suppress(ConnectionResetError):
-        agent.recv(1)  # nothing ever comes: it returns when the agent has closed it
+        agent.recv(1)  # nothing is ever sent: recv returns when the agent has closed the socket
     os._exit(0)
 
 
 class _Refused(Exception):
-    """``elsewhere``: another Python may do better."""
+    """The worker cannot serve. ``elsewhere``: another Python of this machine may do better."""
 
     def __init__(self, why: object, *, elsewhere: bool = False) -> None:
         self.answer = {"refused": _line(why), "elsewhere": elsewhere}
@@ -67,7 +67,7 @@ class _Refused(Exception):
 def _open(shared: memoryview) -> Gpu:
     try:
         from gpu_kernels import cuda
-    except Exception as error:  # what CuPy raises where it does not fit its libraries
+    except Exception as error:  # CuPy raises various errors where it does not fit its libraries
         raise _Refused(f"CuPy cannot be imported ({_line(error)})", elsewhere=True) from error
     try:
         gpu = cuda.Gpu()

@@ -1,3 +1,3 @@
-"""Tasks: one side effect each, typed in and out, retried on their own. No bytes pass through
-them.
+"""Tasks: one side effect each, typed in and out, retried on their own. No bytes of a workspace pass
+through a task.
 """

@@ -1,4 +1,4 @@
-"""The steps of adopt: find the machine, log in, record it, mark it; or give it up."""
+"""The steps of adopt: find the machine, log in, record it and mark it, or give the machine up."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ from torpor.shared.errors import HostKeyChanged, InvalidInput, ProviderUnavailab
 from torpor.shared.values import Label, Machine
 
 _SHOWN_S: Final = (0.0, 1.0, 2.0, 4.0, 8.0)
-"""The waits before the looks for a mark that was just made: markets may list it late."""
+"""The waits in seconds before the looks for a mark that was just made: a market may list the mark
+late."""
 
 
 @dataclass(frozen=True)
 class Adoptable:
-    """A machine that is its user's to give. ``rental``: of an earlier adoption, which may be
-    half-way."""
+    """A machine that its user may give to torpor. ``rental``: of an earlier adoption, which may
+    have stopped half-way."""
 
     provider: Provider
     machine: Machine
     price_usd_h: float
     rental: Rental | None
-    ledgers: tuple[Rentals, ...]  # in which the machine may be another workspace's
+    ledgers: tuple[Rentals, ...]  # records in which the machine may be another workspace's
 
 
 @step("find machine to adopt")
@@ -92,7 +93,7 @@ def log_in_to_adopt(opened: OpenWorkspace, found: Adoptable, host_key: str) -> t
 
 @step("record adoption", retries=ONCE)
 def record_adoption(opened: OpenWorkspace, found: Adoptable, host_key: str) -> Rental:
-    """Write the rental, before anything is changed at the market: whatever is killed afterwards,
+    """Write the rental, before anything is changed at the market: if the run is killed afterwards,
     the machine is on record as one that holds work."""
     if (before := found.rental) is not None:
         if before.price_usd_h == found.price_usd_h:
@@ -102,7 +103,7 @@ def record_adoption(opened: OpenWorkspace, found: Adoptable, host_key: str) -> R
     rental = opened.rentals.adopt(
         label, found.machine, host_key, found.price_usd_h, opened.project, opened.spec.want
     )
-    try:  # another run may have done the same meanwhile
+    try:  # another run may have written the rental meanwhile
         ledgers = (*found.ledgers, opened.rentals)
         check_free(ledgers, found.provider, found.machine.id, rental)
         check_asleep(opened.rentals.open(), (), found.machine, rental)
@@ -128,9 +129,13 @@ def _ledgers(opened: OpenWorkspace, provider: Provider) -> tuple[Rentals, ...]:
 
 
 def set_mark(provider: Provider, machine: Machine, label: Label | None) -> None:
-    """Mark the machine at its market, or take the mark off, and see that it shows."""
+    """Mark the machine at its market, or take the mark off, and check that the market shows the
+    change."""
     if not isinstance(provider, Adopts):
-        raise InvalidInput(f"{provider.identity} cannot mark machine {machine.id}")
+        raise InvalidInput(
+            f"{provider.identity} keeps no label for machine {machine.id}, and torpor adopts only "
+            "machines that it can label: `torpor create` rents one that torpor ends by itself"
+        )
     provider.mark(machine, label)
     for wait_s in _SHOWN_S:
         time.sleep(wait_s)
@@ -148,8 +153,8 @@ mark_adopted = step("mark machine")(set_mark)
 
 @step("end its own saves", retries=ONCE)
 def end_saves(opened: OpenWorkspace, rental: Rental) -> list[str]:
-    """Let a machine that is given up save the workspace no more; a warning where it may. It has the
-    workspace's key, and grants for twelve hours at most."""
+    """End the own saves of a machine that is given up; a warning if that fails, because the machine
+    has the workspace's key and grants for up to twelve hours."""
     provider = opened.markets.of(rental.provider)
     recall([provider], [rental])
     try:
@@ -183,11 +188,13 @@ def give_up(opened: OpenWorkspace, rental: Rental) -> None:
     if isinstance(live, Machine) and live.label == rental.label:
         set_mark(provider, live, None)
     why = "its user has given the adoption up: the machine was left alone"
-    opened.rentals.change(rental, state="ended", why=why, snapshot=None)  # its disk changes again
+    # the rental holds no snapshot any more: the disk of the machine changes again
+    opened.rentals.change(rental, state="ended", why=why, snapshot=None)
 
 
 def fingerprint(host_key: str) -> str:
-    """As OpenSSH shows it: SHA256:... InvalidInput for what is no public key."""
+    """The fingerprint of a public key as OpenSSH shows it, SHA256:... InvalidInput for text that is
+    not a public key."""
     try:
         return asyncssh.import_public_key(host_key).get_fingerprint()
     except (asyncssh.KeyImportError, ValueError):
@@ -198,6 +205,6 @@ def fingerprint(host_key: str) -> str:
 
 
 def _key(host_key: str) -> str:
-    """Without the comment."""
+    """A public key line without its comment."""
     fingerprint(host_key)
     return " ".join(host_key.split()[:2])

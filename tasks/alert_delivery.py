@@ -1,4 +1,4 @@
-"""The step of alerts: tell them, and remember what was told."""
+"""The step of `watch` that sends alerts and remembers which were sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from torpor.shared.values import WorkspaceName
 
 
 class Delivered(NamedTuple):
-    """What is remembered now, and why each notification block that refused a message did so."""
+    """What is remembered of alerts after a delivery, and why each notification block that refused a
+    message did so."""
 
     remembered: list[Remembered]
     refused: list[str]
@@ -30,8 +31,8 @@ class Delivered(NamedTuple):
 
 
 def remember(alerts: Sequence[Alert]) -> None:
-    """Record what the next look is to tell, should this one be killed before it does. A failure is
-    logged: a look acts all the same."""
+    """Record alerts that the next look sends if this one is killed before it sends them. A failure
+    is only logged: the look goes on with its work."""
     try:
         if alerts:
             _remember(alerts)
@@ -52,10 +53,10 @@ def _remember(alerts: Sequence[Alert]) -> None:
 def tell(
     alerts: Sequence[Alert], blocks: Sequence[str], doubt: Doubt, mended: Collection[Key]
 ) -> Delivered:
-    """Send what is due: the event of an alert once, which may be lost as any event, and messages by
-    these notification blocks. A message is remembered right after its block accepted it: a run that
-    is killed in between leaves one that is sent twice, and none that is never sent. A block that
-    refuses one gets no other in this look."""
+    """Send what is due: the event of an alert once, and messages by these notification blocks. A
+    message is remembered right after its block accepted it, so a run that is killed in between
+    sends one message twice and loses none. An event may be lost. A block that refuses one message
+    gets no other in this look."""
     server, now_unix = runner().alerts, time.time()
     memory = {one.key: one for one in server.remembered()}
     wanted = plan(alerts, [*memory.values()], blocks, doubt, now_unix, mended=mended)

@@ -17,7 +17,7 @@ class LiveRun(msgspec.Struct, frozen=True):
 
     name: str
     flow: str
-    workspace: str  # the block; empty if it is for none
+    workspace: str  # the Workspace block; empty if the run is for no workspace
     began_unix: float
 
 
@@ -33,16 +33,16 @@ class ComingRun(msgspec.Struct, frozen=True):
 
 
 class Sleeping(msgspec.Struct, frozen=True):
-    """What the schedule of `watch` does with idle machines. ``off``: why it hibernates none.
-    ``only``: the blocks that it looks at; empty for all. ``at_unix``: by machine and provider, when
-    the last look expects it to have been idle for long enough."""
+    """What the schedule of `watch` does with idle machines. ``off``: why `watch` hibernates none.
+    ``only``: the blocks that `watch` looks at; empty for all. ``at_unix``: by machine and provider,
+    when the last look expects it to have been idle for long enough."""
 
     off: str = ""
     only: tuple[str, ...] = ()
     at_unix: dict[str, float] = {}
 
     def never(self, block: str) -> str:
-        """Why it hibernates no idle machine of the workspace of this block; empty if it does."""
+        """Why `watch` hibernates no idle machine of this block's workspace; empty if it does."""
         if self.off or not self.only or block in self.only:
             return self.off
         return f"watch looks at other workspaces only: {', '.join(self.only)}"
@@ -52,8 +52,8 @@ NO_WATCH: Final = Sleeping("the schedule of watch is off")
 
 
 class AlertServer(Protocol):
-    """The memory is kept where the notification blocks are: who can send can also remember. Any
-    call may raise whatever the server's client raises."""
+    """What alerts need of the installation's server. It sends by notification blocks, and remembers
+    alerts beside those blocks. Any call may raise whatever the server's client raises."""
 
     def notifiers(self) -> list[str]:
         """The notification blocks that `torpor up --notify` has named, as type/name."""
@@ -65,13 +65,13 @@ class AlertServer(Protocol):
         """Every alert that an earlier run has remembered and none has forgotten."""
 
     def remember(self, one: Remembered) -> None:
-        """Keep it, in place of what was kept of this alert."""
+        """Remember this state of the alert, in place of the earlier one."""
 
     def forget(self, one: Remembered) -> None:
-        """Keep nothing of it. One that is not kept is no error."""
+        """Forget the alert. Forgetting an unknown alert is no error."""
 
     def failed_runs(self, since_unix: float) -> list[FailedRun]:
-        """The runs of deployments that have failed or crashed since."""
+        """The runs of deployments that have failed or crashed since then."""
 
     def live_runs(self) -> list[LiveRun]:
         """The runs that work on a workspace now."""
@@ -83,11 +83,11 @@ class AlertServer(Protocol):
         """The next run of each deployment whose schedule is on, for each workspace."""
 
     def sleeping(self) -> Sleeping:
-        """What becomes of idle machines."""
+        """What `watch` does with idle machines."""
 
 
 class NobodyListens:
-    """For runs without a server: nothing is told and nothing remembered."""
+    """The alert server of runs without a Prefect server: it sends nothing and remembers nothing."""
 
     def notifiers(self) -> list[str]:
         return []
@@ -99,10 +99,10 @@ class NobodyListens:
         return []
 
     def remember(self, one: Remembered) -> None:
-        """Nobody reads it."""
+        """Does nothing: there is no memory."""
 
     def forget(self, one: Remembered) -> None:
-        """Nothing is kept."""
+        """Does nothing: there is no memory."""
 
     def failed_runs(self, since_unix: float) -> list[FailedRun]:
         return []

@@ -32,17 +32,19 @@ from torpor.shared.wire.autosave import AutosaveState, EndAutosave, LookAtAutosa
 
 ANSWER_S: Final = 60.0
 END_S: Final = 20.0
-"""Of the minute that a warrant holds."""
+"""The longest that ending a machine's own saves may take, in seconds. It is asked within the minute
+for which a warrant holds (``torpor.control.safety.HOLDS_S``), so it must be well below that."""
 MINUTE_S: Final = 60.0
 OLD_S: Final = 900.0
 OLD_INTERVALS: Final = 3
 """A machine's newest save is too old after these intervals, and no sooner than after OLD_S."""
 _SHOWN: Final = 3
-"""Saves that a report names in full."""
+"""How many saves a report names in full."""
 
 
 class AutosaveSummary(NamedTuple):
-    """How a machine's own saves go, for people. ``fail``: it is to make some, and does not."""
+    """How a machine's own saves go, for people. ``fail``: the machine should save by itself, and
+    does not."""
 
     words: str
     fail: bool = False
@@ -68,24 +70,25 @@ def start_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> N
 
 
 def renew_autosave(opened: OpenWorkspace, session: Agent, machine: Machine) -> AutosaveSummary:
-    """What the machine says of its saves; NO_SAVES where it is to make none. Gives it the
-    grants for further ones when half of their time is over, a save failed, or the snapshot that
-    its tree goes on from is gone, and then deletes superfluous ones."""
+    """What the machine says of its saves; NO_SAVES where the machine should make none. Gives it
+    grants for further saves when half of the grants' time is over, a save failed, or the snapshot
+    that its tree goes on from is gone, and then deletes superfluous ones."""
     try:
         if not _saves(opened, machine):
             return NO_SAVES
         state = _look(opened, session)
-        if _is_open(opened, state.job):  # its run gives the machine the grants
+        if _is_open(opened, state.job):  # the run that drives the job gives the machine its grants
             return AutosaveSummary(f"job {plain(state.job)} saves it, {_until(state)}")
         ends_s = state.until_unix - time.time()
-        lasts_s = state.lasts_s or COMMIT_S  # an older process does not say it
+        # an older autosave process does not say how long its grants last
+        lasts_s = state.lasts_s or COMMIT_S
         is_fresh = ends_s >= lasts_s - renewed_s(lasts_s)
         is_as_wanted = bool(state.interval_s) == bool(opened.spec.save_minutes)
         is_whole = is_fresh and is_as_wanted and state.left >= OWN_SAVES
         lasts = state.lives and not state.job and is_whole
         is_gone = state.line is not None and not _is_there(opened, state.line)
         if not lasts or state.error or is_gone:
-            opened.store.probe()  # how long grants may last
+            opened.store.probe()  # asks the store how long grants may last
             _give_book(opened, session, machine, state)
             _tell(opened, thin(opened.store, opened.spec.name, opened.seal), "a newer autosave is")
     except TorporError as error:
@@ -107,15 +110,15 @@ def line_held(opened: StoredWorkspace, session: Agent) -> SnapshotId | None:
 
 
 def held_and_saving(opened: StoredWorkspace, session: Agent) -> tuple[SnapshotId | None, bool]:
-    """As ``line_held``; and whether the machine saves the workspace by itself, which only one that
-    was handed over does."""
+    """The snapshot that ``line_held`` returns, and whether the machine saves the workspace by
+    itself. Only a machine that was handed over does."""
     state = _look(opened, session)
     return (None if state.line is None else snapshot_id(state.line)), state.lives
 
 
 def end_autosave(opened: StoredWorkspace, session: Agent) -> None:
-    """End the machine's own saves before a destroy: the machine would take that for a notice, and
-    save what is stored already. What fails here fails no run."""
+    """End the machine's own saves before a destroy. Otherwise the machine would take the destroy
+    for a market's notice, and save once more what is stored already. A failure is a warning."""
     with suppress(TorporError):
         ask_to_end(opened, session)
 
@@ -128,8 +131,9 @@ def ask_to_end(opened: StoredWorkspace, session: Agent) -> None:
 
 @step("delete superseded autosaves", retries=ONCE)
 def delete_autosaves(opened: OpenWorkspace, verified: Verified) -> list[str]:
-    """Delete the autosaves whose work the verified snapshot has, and pin what alone holds what it
-    lacks; returns what torpor has pinned, in words. What fails here fails no run."""
+    """Delete the autosaves whose work the verified snapshot has, and pin the snapshots that alone
+    hold files which the verified one lacks. Returns in words what was pinned. A failure is a
+    warning."""
     ended = None
     try:
         ended = delete_superseded(opened.store, verified, opened.seal)
@@ -147,8 +151,8 @@ def delete_autosaves(opened: OpenWorkspace, verified: Verified) -> list[str]:
 def pinned_for_others(
     opened: OpenWorkspace, newest: SnapshotId, others: Sequence[StoredState] = ()
 ) -> list[str]:
-    """What alone holds what this snapshot lacks, and what the first of the tips ``others`` lack, in
-    words. It is pinned. What fails here fails no run."""
+    """Pin the snapshots that alone hold what this snapshot lacks, or what the first of the tips
+    ``others`` lack. Returns in words what was pinned. A failure is a warning."""
     words, pins = [], None
     try:
         succession = Succession(opened.store, opened.spec.name, opened.seal)
@@ -164,17 +168,18 @@ def pinned_for_others(
 
 
 def _saves(opened: OpenWorkspace, machine: Machine) -> bool:
-    """Where the block wants saves, or its market will say before it takes the machine away. Not the
-    user's own machine, which nobody takes away, and not for a job, whose driver hands the machine
-    its books."""
+    """Whether a machine is to save by itself: if the block has ``save_minutes``, or if the market
+    gives notice before it takes the machine. Never the user's own machine, and never one with a
+    job, whose driver gives the machine its books."""
     if machine.label is None or opened.job:
         return False
     return bool(opened.spec.save_minutes) or _may_be_told(opened, machine, machine.label)
 
 
 def _may_be_told(opened: OpenWorkspace, machine: Machine, label: Label) -> bool:
-    """Whether it is a spot machine of a market that gives notice, and the only machine of its
-    workspace: what one of many holds is not what a wake is to bring."""
+    """Whether the machine may get a notice and act on it: a spot machine of a market that gives
+    notice, and the only machine of its workspace. The save of one machine among several would not
+    be what a wake should bring."""
     if not opened.markets.of(machine.provider).abilities.notices:
         return False
     handed = [one for one in opened.rentals.open() if one.state == "handed over"]
@@ -193,7 +198,8 @@ def _is_open(opened: OpenWorkspace, job: str) -> bool:
 def _give_book(
     opened: OpenWorkspace, session: Agent, machine: Machine, seen: AutosaveState
 ) -> None:
-    """``seen``: what the machine says. A job that has got a book since keeps it."""
+    """Give the machine a book. ``seen``: what the machine says of its saves. A job that has got a
+    book since then keeps it."""
     spec, line = opened.spec, seen.line
     basis = line if line and _is_there(opened, line) else None
     every_s = MINUTE_S * spec.save_minutes
@@ -206,7 +212,8 @@ def _is_there(opened: OpenWorkspace, snapshot: SnapshotId) -> bool:
 
 
 def _told(state: AutosaveState, every_minutes: int) -> AutosaveSummary:
-    if not state.lives:  # for longer than a look only where its process always ends
+    # wait longer than one look only where the machine's autosave process always ends
+    if not state.lives:
         return AutosaveSummary("nothing saved it until now: it begins", fail=True)
     if state.error:
         return AutosaveSummary(f"its own save failed: {plain(state.error)}", fail=True)
@@ -222,7 +229,7 @@ def _told(state: AutosaveState, every_minutes: int) -> AutosaveSummary:
 
 
 def _until(state: AutosaveState) -> str:
-    """When the machine's own saves end, if nobody comes."""
+    """When the machine's own saves end if no run renews their grants."""
     return f"until {moment(min(state.until_unix, 4e9))} by itself"
 
 

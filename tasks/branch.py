@@ -1,5 +1,5 @@
-"""A branch of a run's graph: the steps of one machine among several, in their order and under its
-name. Who runs the steps links each to those that it follows."""
+"""A branch of a run's graph: the steps of one machine among several, in their order and under the
+machine's name. The runner links each step to the steps that it follows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from uuid import UUID
 
 
 class Branch:
-    """``name``: what its steps are called after, empty for those of the flow itself. ``last``: the
-    ids of the steps that its first step follows."""
+    """A branch of a run's graph. ``name``: the prefix of its steps' names, empty for steps of the
+    flow itself. ``last``: the ids of the steps that the branch's first step follows."""
 
     def __init__(self, name: Callable[[], str], last: Sequence[UUID] = ()) -> None:
         self._name = name
@@ -24,12 +24,13 @@ class Branch:
         return self._name()
 
     def follows(self, *, beside: bool) -> list[UUID]:
-        """The steps that a step follows which begins now. ``beside``: others go on with it, and
-        they follow the same."""
+        """The ids of the steps that a step follows which begins now. ``beside``: other steps run at
+        the same time, and follow the same ones."""
         return self._last if beside else self._beside or self._last
 
     def ended(self, step: UUID, *, beside: bool) -> None:
-        """This step has ended; the next one follows it, or all that went on with it."""
+        """Note that this step has ended: the next step follows it, together with all steps that ran
+        beside it."""
         if beside:
             self._beside.append(step)
         else:
@@ -40,7 +41,7 @@ _branch: Final[ContextVar[Branch | None]] = ContextVar("branch", default=None)
 
 
 def current_branch() -> Branch | None:
-    """The branch whose steps this context runs."""
+    """The branch to which steps of this context belong."""
     return _branch.get()
 
 

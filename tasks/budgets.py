@@ -1,8 +1,6 @@
-"""Budgets: asked before anything is rented, and watched while it runs.
-
-Budgets count records of rentals, not what a provider bills. A record is written before its machine
-is asked for, so two runs at once see each other's.
-"""
+"""Budgets: asked before anything is rented, and watched while machines run. Budgets count records
+of rentals and not what a provider bills. A record is written before its machine is asked for, so
+two runs at once see each other's rentals."""
 
 from __future__ import annotations
 
@@ -25,8 +23,8 @@ from torpor.shared.values import MachineId
 
 
 def budget_statuses(opened: OpenWorkspace) -> list[BudgetStatus]:
-    """How each budget of the workspace stands now; none of them counts for a job that may go past
-    them. An error if a budget's records cannot be read: unknown is not unspent."""
+    """How each budget of the workspace stands now; empty for a job that a person lets go past the
+    budgets. An error if a budget's records cannot be read: unknown is not unspent."""
     if opened.past_budgets:
         return []
     now_unix = time.time()
@@ -60,7 +58,7 @@ def within_budgets(opened: OpenWorkspace, offers: Offers, count: int) -> Offers:
 
 
 def _too_dear(opened: OpenWorkspace, usd_h: float, count: int) -> str:
-    """Why the money of the job pays for no machine of this price; empty where it does."""
+    """Why the job's money (``max_usd``) pays for no machine of this price; empty where it does."""
     most = opened.most_usd_h
     if most is None:
         return ""
@@ -73,18 +71,19 @@ def _too_dear(opened: OpenWorkspace, usd_h: float, count: int) -> str:
 
 
 def check_budgets(opened: OpenWorkspace, usd_h: float) -> None:
-    """Check once more what is recorded by now, with what other runs recorded meanwhile, right
-    before a machine of this price is asked for, which is recorded too; raises BudgetExceeded."""
+    """Check the budgets once more right before a machine of this price is asked for: with the
+    record of that machine, and with what other runs have recorded meanwhile. Raises
+    BudgetExceeded."""
     for one in budget_statuses(opened):
         if reason := one.refusal_of_price(usd_h) or one.refusal():
             raise BudgetExceeded(f"nothing was rented for workspace {opened.spec.name}: {reason}")
 
 
 def what_is_left(opened: OpenWorkspace) -> list[str]:
-    """For a report: a sentence for each budget of the workspace."""
+    """For a report: one sentence for each budget of the workspace, with what is left."""
     try:
         return [one.message() for one in budget_statuses(opened)]
-    except TorporError as error:  # the machine is rented, and the work on it done
+    except TorporError as error:  # the machine is rented already, and the work on it done
         return [f"what is left of the budgets is not known: {error}"]
 
 
@@ -100,7 +99,7 @@ def look_at_budgets(
     reached: list[BudgetStatus] = []
     unread: list[str] = []
     try:
-        budgets = opened[0].budgets() if opened else []  # the same ones for every workspace
+        budgets = opened[0].budgets() if opened else []  # all workspaces have the same budgets
     except Exception as error:  # noqa: BLE001 - unknown is not spent
         return BudgetsSeen([], [], [f"no budget can be read: {trouble(error)}"])
     unread += [one.trouble for one in budgets if one.trouble]
@@ -161,8 +160,8 @@ def stop_jobs(opened: OpenWorkspace, machine: MachineId, why: str) -> tuple[list
 
 
 def _may_go_past(opened: OpenWorkspace, job: Job) -> bool:
-    """Whether a person has just let the job go past the budgets; no record that cannot be believed
-    says so."""
+    """Whether a person has let the job go past the budgets since. A record that cannot be trusted
+    does not say so."""
     try:
         approval = opened.jobs.approved(job.id)
     except RecordRefused as error:
@@ -172,9 +171,9 @@ def _may_go_past(opened: OpenWorkspace, job: Job) -> bool:
 
 
 def _is_on(job: Job, machine: MachineId) -> bool:
-    """Whether its command is on this machine, or a run may be about to start it there."""
+    """Whether the job's command is on this machine, or a run may be about to start it there."""
     if job.attempt is not None:
         return machine in (job.attempt.machine, *(node.machine for node in job.others))
-    if job.driven:  # then no other run may hibernate the workspace
+    if job.driven:  # while a run drives the job, no other run may hibernate the workspace
         return True
     return any(one.machine == machine for one in job.attempts[-1:])

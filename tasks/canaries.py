@@ -1,4 +1,4 @@
-"""What canaries have shown of machines: kept after each of them, read before offers are ranked."""
+"""Results of canaries (freeze tests): kept after each test, read before offers are ranked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torpor.shared.wire.job import Tried
 
 
 def read_canaries(opened: StoredWorkspace) -> CanaryResults:
-    """Read those of all accounts in the store; none where that fails, with a warning."""
+    """Read the canaries' results of all accounts in the store; none where that fails, with a
+    warning."""
     try:
         return CanaryRecords(opened.store).results()
     except StoreError as error:
@@ -20,8 +21,9 @@ def read_canaries(opened: StoredWorkspace) -> CanaryResults:
 
 
 def keep_canary(opened: StoredWorkspace, rental: Rental | None, answer: Tried) -> None:
-    """What the machine of this rental has said; a warning where that cannot be stored. Nothing of a
-    user's own machine, and no failure on one in use: what its user does there may be the cause."""
+    """Store the result of the canary on this rental's machine; a warning where that fails. Results
+    of a user's own machine are not stored, nor failures on a machine in use: what its user does
+    there may be the cause."""
     if rental is None or (answer.why_not and rental.state == "handed over"):
         return
     try:

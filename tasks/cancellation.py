@@ -1,4 +1,4 @@
-"""A run that a person cancelled in Prefect: its job is to be stopped."""
+"""Stops the job of a run that a person has cancelled in Prefect."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torpor.control.jobs.records import Job, Stop
 
 
 def stop_if_cancelled(opened: OpenWorkspace, job: Job, state: RunState) -> Stop | None:
-    """Ask for the stop of a job whose run is in this state, if that says that a person has
-    cancelled it. A run that drives the job while its own one waits is cancelled for that one."""
+    """Ask for the stop of a job if this state of its run says that a person has cancelled the run.
+    If the run of another job drives this one, the cancellation is meant for that other job, and
+    does not count."""
     if state != "cancelled" or job.driven_for:
         return None
     stop = Stop("cancelled", job.on_cancel, "its run was cancelled in Prefect", time.time())
@@ -21,7 +22,7 @@ def stop_if_cancelled(opened: OpenWorkspace, job: Job, state: RunState) -> Stop 
 
 
 def state_of(run: str) -> RunState:
-    """How a run stands; unknown, too, where Prefect does not answer: a job goes on without it."""
+    """The state of a run; unknown also where Prefect does not answer, so that the job continues."""
     try:
         return runner().state(run)
     except Exception as error:  # noqa: BLE001 - the server may fail in any way

@@ -29,7 +29,7 @@ _DAY_S: Final = 24 * 3600.0
 def terms_of(
     opened: OpenWorkspace, wanted: str, hours: float, spot: Literal["never", "allowed", "only"]
 ) -> Terms:
-    """What is to be rented: as a wake of that snapshot wants it. A workspace without any snapshot
+    """What machine to rent: as a wake of that snapshot wants it. A workspace without any snapshot
     is compared too."""
     want = msgspec.structs.replace(opened.spec.want, spot=spot)
     terms = Terms(
@@ -70,8 +70,8 @@ def read_past(opened: OpenWorkspace, terms: Terms) -> tuple[RentalHistory, Unrea
 def ask_markets(
     opened: OpenWorkspace, terms: Terms, past: RentalHistory, everywhere: bool
 ) -> OfferComparison:
-    """What all markets sell now. One that cannot be opened or asked stands in the answer with the
-    reason. Rents nothing."""
+    """The offers of all markets now. A market that cannot be opened or asked is in the answer with
+    the reason. Rents nothing."""
     providers: dict[str, Provider] = {one.identity: one for one in opened.providers}
     silent: list[OfferOutcome] = []
     for reference, one in opened.each() if everywhere else ():

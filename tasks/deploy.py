@@ -24,11 +24,11 @@ from torpor.shared.wire.restore import NoteReady
 
 DAY_S: Final = 24 * 3600.0
 NOTE_S: Final = 300.0
-"""For the agent to look at every name of a workspace."""
+"""Seconds for the agent to look at every name of a workspace."""
 
 
 def open_stack(stack: Stack | str) -> StackValue:
-    """The stack of that block or name."""
+    """Load the Stack block with that reference or name."""
     return Stack.of(stack).value()
 
 
@@ -45,13 +45,13 @@ def facts_of(machine: Probed) -> EnvironmentFacts:
 
 @step("find environment", says="looking for a stored environment")
 def find_base(base: StoredWorkspace, reason: str) -> StoredSnapshot | None:
-    """The environment in the store for such a machine; None if there is none yet."""
+    """The environment in the store that fits such a machine; None if there is none yet."""
     return bases.find(base.store, base.spec.name, base.seal, reason, base.spec.paths)
 
 
 @step("distrust environment")
 def distrust_base(base: StoredWorkspace, found: StoredSnapshot) -> None:
-    """Use a damaged environment no more."""
+    """Mark an environment as damaged, so that no deploy uses it any more."""
     bases.distrust(base.store, base.spec.name, found.snapshot)
 
 
@@ -69,27 +69,27 @@ def drop_base(base: StoredWorkspace, verified: Verified) -> None:
 
 @step("forget environment")
 def forget_base(base: StoredWorkspace) -> None:
-    """Delete an environment that was made for a measurement."""
+    """Delete an environment that a benchmark made."""
     bases.forget(base.store, base.spec.name)
 
 
 @step("forget measured environments")
 def forget_measured_bases(opened: OpenWorkspace) -> None:
-    """Delete what a killed benchmark under this scratch name has left of them."""
+    """Delete the environments that a killed benchmark has left under this scratch name."""
     bases.forget_measured(opened.store, opened.spec.name)
 
 
 @step("expire environments")
 def expire_bases(opened: OpenWorkspace, unused_s: float) -> list[SnapshotId]:
-    """Delete the environments that no deploy has used for so long."""
+    """Delete the environments that no deploy has used for ``unused_s`` seconds."""
     return bases.expire(
         opened.store, lambda name: Seal(opened.base_key(name)), unused_s, time.time()
     )
 
 
 def expire_unused_bases(opened: OpenWorkspace, days: float) -> None:
-    """Delete the environments that no deploy has used for so many days. The server runs, and its
-    machine is handed over: a failure is only logged."""
+    """Delete the environments that no deploy has used for ``days`` days. A failure is only
+    logged, because the server runs and its machine is handed over."""
     try:
         for snapshot in expire_bases(opened, days * DAY_S):
             runner().log.info("environment %s was not used for %g days: deleted", snapshot, days)
@@ -99,7 +99,7 @@ def expire_unused_bases(opened: OpenWorkspace, days: float) -> None:
 
 @step("run on machine")
 def run_on_machine(session: Session, argv: Sequence[str]) -> str:
-    """What a small program prints; DeployFailed if it fails."""
+    """Run a small program on the machine; returns what it prints. DeployFailed if it fails."""
     done = session.execute(argv)
     if done.exit:
         words = done.stderr.decode("utf-8", "replace").strip()[-300:]
@@ -115,8 +115,8 @@ def holds_files(session: Session, folders: Sequence[str]) -> bool:
 
 @step("note what was used")
 def note_ready(session: Session, workspace: WorkspaceName) -> None:
-    """What the server has used by now comes first in the next restore. The server runs: a failure
-    is only logged."""
+    """Note that files which the server has used by now come first in the next restore. A failure is
+    only logged, because the server runs."""
     request = f"{runner().run}:ready:{secrets.token_hex(8)}"
     try:
         session.call(NoteReady(workspace), request_id=request, within_s=NOTE_S)

@@ -33,15 +33,17 @@ def install() -> None:
 
 
 def mark_interrupted(error: KeyboardInterrupt, flow: str) -> None:
-    """Show it at a script's end by one line: a user who ends a flow of ours knows where."""
+    """Show an interrupt at a script's end by one line that says where the flow was interrupted."""
     error.add_note(f"{_INTERRUPTED}{flow} was interrupted; its log says what it has left")
 
 
 class _MessageOnly(logging.Filter):
-    """Logs an error of ours once a flow run, as its message; Prefect's record at debug level."""
+    """A log filter: an error of torpor's is logged once in a flow run, by its message; Prefect's
+    own record of it goes to debug level."""
 
     shown: Final[deque[tuple[str, str, str]]] = deque(maxlen=_SHOWN_MOST)
-    """Flow run, error and message. A flow fails with the error that its task has logged."""
+    """(flow run, error, message) of each error that was logged. A flow fails with the same error
+    that its task has already logged."""
     lock: Final = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -18,9 +18,9 @@ from tasks.runner import runner
 from torpor.shared.values import MachineId, SnapshotId, WorkspaceName
 
 _MOST_TEXT: Final = 1000
-"""Characters of an error's message in an event; the whole of it stands in the run's log."""
+"""Most characters of an error's message in an event; the run's log has all of it."""
 _MOST_NAMES: Final = 100
-"""Snapshots that an event names; its numbers count all of them."""
+"""Most snapshots that an event names; its numbers count all of them."""
 
 
 class WorkspaceEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class WorkspaceEvent(msgspec.Struct, frozen=True, kw_only=True):
     workspace: WorkspaceName
 
     def resource(self) -> str:
-        """The id of the resource."""
+        """The id of the event's resource."""
         return f"torpor.workspace.{self.workspace}"
 
 
@@ -159,7 +159,8 @@ class AlertRaised(WorkspaceEvent, frozen=True, kw_only=True):
     name: str
 
     def resource(self) -> str:
-        """Such as ``torpor.alert.machine-unknown.3f2a9c81d04e3f2a9c81d04e``."""
+        """The id of the event's resource, such as
+        ``torpor.alert.machine-unknown.3f2a9c81d04e3f2a9c81d04e``."""
         return f"torpor.alert.{self.kind.replace(' ', '-')}.{self.name}"
 
 

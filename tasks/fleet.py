@@ -36,19 +36,19 @@ from torpor.control.time_zones import zone_named
 from torpor.shared.values import WorkspaceName, learned, names_of
 
 KEPT_S: Final = 900.0
-"""How long costs are shown again before their records are read again: ten listings for each
-workspace, and one object for each rental of the month. At AWS's price and at every look, that would
-cost a dollar a month for each workspace."""
+"""For this many seconds costs are shown again before their records are read again. One reading
+takes ten listings for each workspace, and one object for each rental of the month: at every look,
+that would cost a dollar a month for each workspace at AWS's price."""
 MOST_S: Final = 60.0
-"""How long a look waits for records; those that were not read by then are unknown. Those of one
-workspace are read one after another: at 30 ms each, 2,000 rentals of a month. The process of a run
-ends once the store has answered or its patience is over."""
+"""Seconds that a look waits for records; records that were not read by then count as unknown. The
+records of one workspace are read one after another, at 30 ms each: in a minute, 2,000 rentals. The
+process of a run ends once the store has answered or its patience is over."""
 _DAY_S: Final = 24 * 3600
 _AT_ONCE: Final = 8
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """What was read, and of which Workspace blocks that could be opened."""
+    """What was read, and which Workspace blocks it covers."""
 
     blocks: list[str]
     at_unix: float
@@ -71,7 +71,7 @@ def look_at_fleet(
 
 def _money(blocks: Mapping[str, OpenWorkspace], closed: Collection[str], file: Path) -> Money:
     now_unix = time.time()
-    wanted = sorted(blocks)  # one that could not be opened then is read once it can be
+    wanted = sorted(blocks)  # a block that could not be opened then is read once it can be
     kept = _kept(file)
     if kept is None or kept.blocks != wanted or not _is_of_now(kept.at_unix, now_unix):
         kept = _Kept(wanted, now_unix, _read(blocks, now_unix))
@@ -81,7 +81,7 @@ def _money(blocks: Mapping[str, OpenWorkspace], closed: Collection[str], file: P
 
 
 def _is_of_now(at_unix: float, now_unix: float) -> bool:
-    """Whether costs of then stand for now. Those of a day end with it."""
+    """Whether costs that were read at an earlier time still hold: not after the end of that day."""
     return 0 <= now_unix - at_unix < KEPT_S and at_unix // _DAY_S == now_unix // _DAY_S
 
 
@@ -89,7 +89,8 @@ def _read(blocks: Mapping[str, OpenWorkspace], now_unix: float) -> Money:
     budgets = _open_budgets(blocks)
     zones = {"UTC", *(one.budget.timezone for one in budgets or [])}
     since_unix = min(month_began_unix(now_unix, zone_named(zone)) for zone in zones)
-    first: dict[WorkspaceName, OpenWorkspace] = {}  # stands for all blocks of its workspace
+    # one block stands for all blocks of its workspace
+    first: dict[WorkspaceName, OpenWorkspace] = {}
     for one in blocks.values():
         first.setdefault(one.spec.name, one)
     found = _rentals(blocks, since_unix)
@@ -111,8 +112,8 @@ def _read(blocks: Mapping[str, OpenWorkspace], now_unix: float) -> Money:
 def _rentals(
     blocks: Mapping[str, OpenWorkspace], since_unix: float
 ) -> dict[WorkspaceName, list[Rental]]:
-    """Those of each workspace whose records can be read, open ones and those that ended since. One
-    whose blocks name several stores has records in each."""
+    """The rentals of each workspace whose records can be read: open ones and those that ended
+    since. A workspace whose blocks name several stores has records in each."""
     ledgers: dict[WorkspaceName, dict[tuple[str, WorkspaceName], Rentals]] = {}
     for one in blocks.values():
         of = ledgers.setdefault(one.spec.name, {})
@@ -147,10 +148,10 @@ def _rentals(
 
 
 def _open_budgets(blocks: Mapping[str, OpenWorkspace]) -> Sequence[OpenBudget] | None:
-    """None where they cannot be opened."""
+    """The budgets of the installation; None where they cannot be opened."""
     try:
         for one in blocks.values():
-            return one.budgets()  # the same ones for every workspace
+            return one.budgets()  # all workspaces have the same budgets
     except Exception as error:  # noqa: BLE001 - the rest is written all the same
         runner().log.warning("metrics lack the budgets: %s", trouble(error))
         return None
@@ -183,7 +184,8 @@ def _uses(
 
 
 def _file_of(metrics: str) -> Path:
-    """Where costs are kept between looks: not beside the metrics, whose folder may be served."""
+    """The file that keeps costs between looks. It is not beside the metrics, because their folder
+    may be served."""
     of = hashlib.sha256(os.path.abspath(metrics).encode("utf-8", "surrogateescape")).hexdigest()
     return state_folder() / "costs" / f"{of[:16]}.json"
 
@@ -192,7 +194,7 @@ def _kept(file: Path) -> _Kept | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=learned(_Kept))
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
-        return None  # the first look, or another version
+        return None  # this is the first look, or the file is of another version
 
 
 def _keep(file: Path, kept: _Kept) -> None:

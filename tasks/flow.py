@@ -22,13 +22,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PARTS_AT_ONCE: Final = 8
-"""Task runs of parts under way; the agent works eight parts at a time."""
+"""Task runs of parts that are under way at once; the agent works on eight parts at a time."""
 
 
 class _Flow(Flow[P, R]):
-    """Sends no heartbeats where a program calls it: Prefect joins their thread for up to a second
-    when the run has ended. Runs that a worker starts send them, and so does every run where the
-    user has set how often."""
+    """Sends no heartbeats in runs that a program calls: Prefect waits up to a second for the
+    heartbeat thread when such a run ends. Runs that a worker starts send heartbeats, and so does
+    every run where the user has set their interval."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         context = get_settings_context()

@@ -1,4 +1,4 @@
-"""The host of the flow as a machine: files of a snapshot come here without a rental."""
+"""The host of the flow as a machine: a restore of a path writes files here without a rental."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ HERE = "here"
 @contextmanager
 def session_here(opened: OpenWorkspace) -> Iterator[Session]:
     """A session at an SSH server on loopback, which sees this host's files. The server ends with
-    the context, or with the next one where its process was killed. Its keys are in the folder of
-    the user's installation: whoever can write beside them could log in as this user."""
+    the context, or, if this process is killed, when the next one begins. The server's keys are in
+    the folder of the user's installation: whoever can write beside them could log in as this
+    user."""
     folder = state_folder() / "here"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     provider = LocalProvider(folder)

@@ -14,7 +14,7 @@ _DESCRIPTION: Final = "What is awake, what it costs, and what to do next"
 
 
 def renew_front_page(markdown: str) -> None:
-    """Show this as torpor's page. Raises what the client raises."""
+    """Replace torpor's page in Prefect's UI. Raises what Prefect's client raises."""
     with get_client(sync_client=True) as client:
         if (there := _page(client)) is None:
             _make(client, markdown)
@@ -24,7 +24,7 @@ def renew_front_page(markdown: str) -> None:
 
 
 def make_front_page(markdown: str) -> None:
-    """Show this as torpor's page where there is none."""
+    """Make torpor's page in Prefect's UI if there is none."""
     with get_client(sync_client=True) as client:
         if _page(client) is None:
             _make(client, markdown)

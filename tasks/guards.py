@@ -25,9 +25,9 @@ from torpor.shared.values import Machine
 
 @dataclass(frozen=True)
 class EndingMachine:
-    """A machine that is to end. ``lost``: what its snapshot lacks, as far as it is known.
-    ``verified``: the snapshot; None before it is committed. ``nothing_new``: the store has all
-    content already, so that the snapshot would only repeat the last one."""
+    """A machine that is to end. ``lost``: what its snapshot lacks, as far as that is known.
+    ``verified``: the verified snapshot; None before it is committed. ``nothing_new``: the store has
+    all content already, so that the snapshot would only repeat the last one."""
 
     machine: Machine
     lost: Lost = field(default_factory=Lost)
@@ -39,16 +39,17 @@ class Guard(Protocol):
     """One reason to keep a machine."""
 
     needs_machine: bool
-    """Whether the machine must answer. Once its provider was asked to destroy it, it may not."""
+    """Whether the guard asks the machine itself, which may not answer once its provider was asked
+    to destroy it."""
 
     def check(self, ending: EndingMachine) -> None:
-        """MachineInUse or UnsavedWork if the machine must be kept."""
+        """Raise MachineInUse or UnsavedWork if the machine must be kept."""
 
 
 def check_guards(
     guards: Sequence[Guard], ending: EndingMachine, *, only_store: bool = False
 ) -> None:
-    """Ask all guards; with ``only_store`` those that need no answer of the machine."""
+    """Ask all guards; with ``only_store``, only those that need no answer of the machine."""
     for guard in guards:
         if not (only_store and guard.needs_machine):
             guard.check(ending)
@@ -63,8 +64,8 @@ def ask_first(guards: Sequence[Guard], ending: EndingMachine) -> None:
 
 
 class NoJob:
-    """Keeps a machine on which a job runs, or is about to. One that runs on another machine of the
-    workspace keeps only that."""
+    """Keeps a machine on which a job runs, or is about to. A job that runs on another machine of
+    the workspace does not keep this one."""
 
     needs_machine = False
 
@@ -79,7 +80,7 @@ class NothingLost:
     """Keeps a machine that holds data which the user wants kept and which is in no snapshot. What
     the user wrote beside the workspace is such data: a person at the terminal is asked once, and
     nobody else may end the machine. ``block``: the name of the workspace's block. ``repeated``: the
-    hibernation is tried again and again, and makes no snapshot for it if nothing is new."""
+    hibernation is tried again and again; if nothing is new, these files make no new snapshot."""
 
     needs_machine = False
 
@@ -131,7 +132,8 @@ def _kept(machine: Machine) -> str:
 
 
 class StaysIdle:
-    """Keeps a machine that works by the rules of its workspace, now or at any later time."""
+    """Keeps a machine that counts as working by the idle rules of its workspace, when it is asked
+    or at any later time."""
 
     needs_machine = True
 
@@ -145,8 +147,8 @@ class StaysIdle:
 
 
 class StaysUnused:
-    """Keeps a machine that somebody uses or has used, or of which nobody can say so, now or at any
-    later time."""
+    """Keeps a machine that somebody uses or has used, or where that is unknown, when it is asked or
+    at any later time."""
 
     needs_machine = True
 

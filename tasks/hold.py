@@ -1,4 +1,5 @@
-"""Holding a workspace on a machine, as a snapshot and a restore do, while a flow does neither."""
+"""Holding a workspace's lock on a machine, as a snapshot and a restore do, for a flow that does
+neither."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _ANSWER_S: Final = 60.0
 @contextmanager
 def workspace_held(opened: OpenWorkspace, session: Session) -> Iterator[Held]:
     """Hold the workspace on the session's machine, and give it back at the end. Waits while another
-    run holds it; then WorkspaceBusy."""
+    run holds it, and raises WorkspaceBusy after that."""
     run = f"{runner().run}-{secrets.token_hex(4)}"
     held = _hold(opened, session, run)
     try:

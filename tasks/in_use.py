@@ -1,4 +1,4 @@
-"""What a workspace has now that its block is needed for: machines and jobs."""
+"""What a workspace still has for which its block is needed: machines and jobs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torpor.shared.values import names_of
 
 
 def in_use(opened: OpenWorkspace) -> list[str]:
-    """The workspace's machines, rentals and jobs that have not ended, in words; empty where it
-    certainly has none. What is not known counts, but for a silent market that is not one of the
-    workspace's: that is a warning. TorporError where its store does not answer."""
+    """The workspace's machines, rentals and unfinished jobs, in words; empty where it certainly has
+    none. What is unknown counts as in use, with one exception: a market that does not answer and is
+    not one of the workspace's is a warning. TorporError where the workspace's store does not
+    answer."""
     unread = Unread()
     rentals = open_rentals(opened, unread)
     jobs = opened.jobs.open(unread)

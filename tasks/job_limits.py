@@ -25,9 +25,9 @@ from torpor.shared.values import SnapshotId
 
 
 def spent_by(opened: OpenWorkspace, job: Job, now_unix: float, *, asks: bool = False) -> Spent:
-    """What its rentals have cost at most, and those of others since its first attempt there.
-    ``asks``: ask the markets whose spot prices change while a machine runs what the hours until now
-    have cost; else they count at the most that they may have."""
+    """What the rentals of a job have cost at most, with those of others since the job's first
+    attempt on their machines. ``asks``: ask the markets whose spot prices change for the cost of
+    the hours until now; without it, such hours count at the highest price that they may have."""
     mine = rentals_of(opened, job)
     there = [one for one in mine if one.state != "ended"]
     usd_h = float(sum(price(one.bound_usd_h) or 0 for one in there))
@@ -44,7 +44,7 @@ def spent_by(opened: OpenWorkspace, job: Job, now_unix: float, *, asks: bool = F
 
 
 def _until_now(opened: OpenWorkspace, rental: Rental, now_unix: float) -> Rental:
-    """The record, at the mean price of its hours until now; as it is where nobody can say."""
+    """The record with the mean price of its hours until now; unchanged where that is unknown."""
     try:
         provider = opened.markets.of(rental.provider)
         return msgspec.structs.replace(rental, **billed(provider, rental, now_unix))
@@ -54,11 +54,13 @@ def _until_now(opened: OpenWorkspace, rental: Rental, now_unix: float) -> Rental
 
 
 class Limits:
-    """Asks for the stop of one job once its time or its money is spent. Unknown is not spent."""
+    """Asks for the stop of one job once its time or its money is spent. Unknown costs do not count
+    as spent."""
 
     def __init__(self, opened: OpenWorkspace) -> None:
         self._opened = opened
-        self._kept_s: dict[SnapshotId | None, float] = {}  # by the newest save: its manifest is big
+        # seconds by newest save, kept because that save's manifest is big
+        self._kept_s: dict[SnapshotId | None, float] = {}
 
     def look(self, job: Job) -> None:
         if not (job.max_hours or job.max_usd) or _ends(job):
@@ -69,7 +71,7 @@ class Limits:
             if job.max_usd:
                 spent, kept_s = spent_by(self._opened, job, now_unix), self._kept(job)
             why = why_over(job, spent, kept_s, now_unix)
-            if why and job.max_usd:  # at the most that a changing price may have cost
+            if why and job.max_usd:  # a changing price counts at the most that it may have been
                 spent = spent_by(self._opened, job, now_unix, asks=True)
                 why = why_over(job, spent, kept_s, now_unix)
             if why:
@@ -86,17 +88,17 @@ class Limits:
 
 
 def most_usd_h(opened: OpenWorkspace, job: Job) -> float | None:
-    """What the machines that are rented for the job may cost an hour, so that its money pays for
-    them as long as a budget has to; None for no limit."""
+    """The most that the machines of the job may cost an hour, so that its money pays for as many
+    hours as a budget must pay for; None for no limit."""
     if not job.max_usd:
         return None
     return paid_usd_h(opened, job.max_usd - spent_by(opened, job, time.time()).usd)
 
 
 def for_job(opened: OpenWorkspace, job: str, max_usd: float) -> OpenWorkspace:
-    """The same, whose machine is rented for a job that begins there next. ``max_usd``: what that
-    may cost; 0 for no limit. None of the workspace's programs is started there. Without a ``job``,
-    the workspace as it is."""
+    """The opened workspace, for renting a machine on which a job begins next. ``max_usd``: what the
+    job may cost; 0 for no limit. No program of the workspace is started there. Without a ``job``,
+    the workspace unchanged."""
     if not job:
         if max_usd:
             raise InvalidInput("`max_usd` is the money of a job: name the `job`, too")
@@ -110,24 +112,25 @@ def for_job(opened: OpenWorkspace, job: str, max_usd: float) -> OpenWorkspace:
 
 
 def paid_usd_h(opened: OpenWorkspace, left_usd: float) -> float:
-    """What machines may cost an hour for which so much money is left."""
+    """The most that machines may cost an hour, given how much money is left."""
     return max(0.0, left_usd) * 3600 / reserve_s(newest_stored_bytes(opened))
 
 
 def _ends(job: Job) -> bool:
-    """Whether its last attempt is over, and its machine is hibernated. A job on several nodes that
-    has lost one is hibernated too, and goes on: all of its nodes are rented again."""
+    """Whether the job's last attempt is over and its machine is hibernated. False for a job on
+    several nodes that has lost one: it is hibernated too, and continues after all of its nodes are
+    rented again."""
     return job.state == "hibernating" and bool(job.attempts) and is_over(job)
 
 
 def approve(opened: OpenWorkspace, job: Job, approval: Approval) -> Job:
-    """Let the job use more than it was submitted with; returns it as it then is. InvalidInput where
-    it is over, or about to be stopped: nobody reads the approval any more, and it is withdrawn. It
-    holds while the nodes of a job are renewed. An earlier one that the job's driver has not read
-    yet holds beside it."""
+    """Raise the limits of a job; returns the job with its new limits. InvalidInput where the job is
+    over or about to be stopped, because no run would read the approval; it is then withdrawn. The
+    approval also holds while the nodes of a job are rented again. An earlier approval that the
+    job's driver has not read yet counts, too."""
     try:
         earlier = opened.jobs.approved(job.id)
-    except RecordRefused as error:  # this approval replaces it
+    except RecordRefused as error:  # this approval replaces the one that cannot be read
         runner().log.warning("an earlier approval of job %s does not hold: %s", job.id, error)
         earlier = None
     if earlier is not None:
@@ -140,13 +143,18 @@ def approve(opened: OpenWorkspace, job: Job, approval: Approval) -> Job:
     then = msgspec.structs.replace(job, **approval.changes(job))
     if then.past_budgets and not then.max_usd:
         raise InvalidInput(
-            f"job {job.id} has no limit of money of its own, and nothing would end it: give it one"
+            f"job {job.id} has no limit in USD of its own, and past its budgets nothing would end "
+            f"it: add --max-usd (`max_usd`)"
         )
     opened.jobs.approve(job.id, approval)
     now = opened.jobs.of(job.id)
     if now is None or now.ended:
         opened.jobs.withdraw_approval(job.id)
-        raise InvalidInput(f"job {job.id} is {'gone' if now is None else now.outcome}")
+        state = "is gone" if now is None else f"has ended ({now.outcome})"
+        raise InvalidInput(
+            f"job {job.id} {state} and uses nothing more: `torpor job run {job.workspace} -- "
+            "COMMAND` begins another one"
+        )
     stop = opened.jobs.stop_asked(job.id)
     if stop is not None or _ends(now):
         opened.jobs.withdraw_approval(job.id)

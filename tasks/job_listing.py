@@ -26,17 +26,18 @@ from torpor.control.store.records import Unread, named
 from torpor.shared.errors import InvalidInput, JobFailed, TorporError
 
 _BEGINS_S = 300.0
-"""A run that begins loads its flow and reads the store before it writes the record of its job."""
+"""Seconds that a run may take from its begin to the record of its job: it loads its flow and reads
+the store first."""
 _POLL_S = 2.0  # between two looks at a job that waits in a queue
 _SHOWN_LINES = 10
 _MOST_LINE = 200  # characters of a command in an error
 _MOST_CHARS = 256 * 1024
-"""Of a log on its page in the UI."""
+"""Most characters of a log on its page in the UI."""
 
 
 class JobsOf(msgspec.Struct, frozen=True):
-    """The jobs of one workspace, oldest first. ``unread``: which records cannot be believed, and
-    why; empty where all can. ``usd``: what those with a limit of money have cost at most."""
+    """The jobs of one workspace, oldest first. ``unread``: which records cannot be trusted, and
+    why. ``usd``: what the jobs with a limit of money have cost at most."""
 
     open: list[Job]
     ended: list[Job]
@@ -58,8 +59,8 @@ def read_jobs(opened: OpenWorkspace, most_ended: int) -> JobsOf:
 def read_all_jobs(
     blocks: Sequence[str], most_ended: int
 ) -> tuple[list[Job], dict[str, str], dict[str, float]]:
-    """The jobs of the workspaces of these blocks, oldest first, why others, or some of a
-    workspace's, could not be read, and what those with a limit of money have cost."""
+    """The jobs of the workspaces of these blocks, oldest first; why other workspaces, or some jobs,
+    could not be read; and what the jobs with a limit of money have cost."""
     found: dict[str, Job] = {}
     unread: dict[str, str] = {}
     usd: dict[str, float] = {}
@@ -74,7 +75,7 @@ def read_all_jobs(
             read_here = read.result()
         except TorporError as error:
             unread[block] = str(error)
-        else:  # several blocks may be for one workspace
+        else:  # several blocks may name one workspace
             found |= {job.id: job for job in (*read_here.open, *read_here.ended)}
             usd |= read_here.usd
             if read_here.unread:
@@ -89,8 +90,8 @@ def job_of(run: JobRun) -> str:
 
 
 def record_of(opened: OpenWorkspace, run: JobRun) -> Job | None:
-    """The record of the newest job that a run drives; None if it has written none. A retry begins
-    a job of another id than the named one."""
+    """The record of the newest job that a run drives; None if the run has written none. A retry of
+    the run begins a job with another id than the named one."""
     if begun := opened.jobs.started_by(run.id):
         return begun[-1]
     named = _named_job(run)
@@ -103,7 +104,7 @@ def _named_job(run: JobRun) -> str:
 
 def queued_jobs(queue: str = "", begun_s: float = 0.0) -> list[QueuedJob]:
     """The runs of jobs that have not begun, in the order of their submission; with ``queue``, only
-    of that one. ``begun_s``: those too that began less than so many seconds ago."""
+    those of that queue. ``begun_s``: also those that began less than this many seconds ago."""
     states: tuple[RunState, ...] = ("waiting", "taken", *(("running",) if begun_s else ()))
     since_unix = time.time() - begun_s
     return [
@@ -114,7 +115,8 @@ def queued_jobs(queue: str = "", begun_s: float = 0.0) -> list[QueuedJob]:
             run=one.id,
             since_unix=one.created_unix,
             command=_argv(one.parameters.get("command") or []),
-            # One that was put back has waited since then, whenever it was due at first.
+            # A run that was put back into its queue has waited since then, whatever its first due
+            # time was.
             due_unix=max(one.due_unix, one.state_unix if one.state == "waiting" else 0.0),
         )
         for one in runner().job_runs(*states, queue=queue)
@@ -144,7 +146,8 @@ def found_job(
         return next((one for one in runs if one.job == wanted and one.workspace in names), None)
 
     queued = run_of(queued_jobs())
-    record = opened.jobs.of(wanted)  # last: a run that has begun meanwhile has written it
+    # read last: a run that has begun meanwhile has written its record
+    record = opened.jobs.of(wanted)
     if record is not None or queued is not None:
         return record, queued
     begins = run_of(queued_jobs(begun_s=_BEGINS_S))
@@ -163,7 +166,7 @@ def wait_for_record(
     wanted: str,
     nap: Callable[[float], None] = time.sleep,
 ) -> Job:
-    """The record of a job, once its run has written it; InvalidInput where no run will."""
+    """Wait for the record of a job until its run has written it; InvalidInput where no run will."""
     while True:
         record, _ = found_job(opened, workspace, wanted)
         if record is not None:
@@ -220,7 +223,8 @@ def failure_of(opened: OpenWorkspace, job: Job) -> JobFailed | None:
         )
     if job.newest is None and not job.attempts:
         return JobFailed(f"{failed}. Its command was never started. {again}")
-    said = _last_lines(opened, job) if following() is None else ""  # who follows has read them
+    # a person who follows the run has read these lines already
+    said = _last_lines(opened, job) if following() is None else ""
     if job.newest is None:
         work = f"No snapshot has its work. {said}"
     else:

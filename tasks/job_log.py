@@ -20,7 +20,7 @@ from torpor.shared.values import MIB, Machine, SnapshotId
 
 NOWHERE = "nowhere: the job is on no machine and has no snapshot"
 _PIECE_BYTES = 1 * MIB
-TAIL_BYTES = 64 * 1024  # first read for a tail; four times as many where they are too few
+TAIL_BYTES = 64 * 1024  # bytes read first for a tail; four times as many if they hold too few lines
 MOST_TAIL_BYTES = 4 * MIB
 _POLL_S = 1.0  # between two looks at a log that is followed
 _IDLE_POLL_S = 5.0  # between two looks at a job whose command runs nowhere
@@ -34,12 +34,12 @@ class JobLogReader:
         self._job = job
         self._path = log_path(opened.spec, job.id)
         self._text = Text(self._path, secrets_to_hide(job))
-        self._offset = 0  # up to here it was read
+        self._offset = 0  # the log was read up to this offset
         self._over = 0  # the newest attempt that was seen to have ended
         self.source = NOWHERE
 
     def read(self, tail: int | None = None) -> Iterator[str]:
-        """All of it, or the ``tail`` of so many lines, as it is now."""
+        """The whole log as it is now, or its last ``tail`` lines."""
         try:
             machine = self._machine()
             if machine is not None:
@@ -55,7 +55,8 @@ class JobLogReader:
     def follow(
         self, tail: int | None = None, nap: Callable[[float], None] = time.sleep
     ) -> Iterator[str]:
-        """The same, and then what is written until the job has ended."""
+        """Yield the log as ``read`` does, and then what is written to it until the job has
+        ended."""
         while True:
             try:
                 job = self._job = self._opened.jobs.of(self._job.id) or self._job
@@ -82,7 +83,7 @@ class JobLogReader:
     def _from_machine(
         self, session: Agent, tail: int | None, nap: Callable[[float], None] | None = None
     ) -> Iterator[str]:
-        """What is new there; with ``nap``, until the command has ended."""
+        """New text of the log on the machine; with ``nap``, until the command has ended."""
         if tail is not None:
             yield self._text.feed(self._tail_there(session, tail))
         while True:
@@ -110,14 +111,15 @@ class JobLogReader:
                     break
                 text, at = text + look.text, look.offset
             if begin:
-                text = text.partition("\n")[2]  # the line that it begins in may hold half a secret
+                # drop the first line, which may be cut in the middle of a secret
+                text = text.partition("\n")[2]
             if not begin or want >= MOST_TAIL_BYTES or text.count("\n") > lines:
                 self._offset = at
                 return _last(text, lines)
             want *= 4
 
     def _from_store(self, tail: int | None) -> Iterator[str]:
-        """What the job's newest snapshot has, after what was read on the machine."""
+        """Text of the log in the job's newest snapshot, behind what was read on the machine."""
         if self._job.newest is None:
             yield self._text.feed("", end=True)
             return
@@ -135,7 +137,7 @@ class JobLogReader:
         new = entry.size - self._offset if self._offset <= entry.size else entry.size
         most_bytes = new if whole else min(new, MOST_TAIL_BYTES)
         text = read_end(store, manifest, entry, seal, most_bytes).decode(errors="replace")
-        cut = most_bytes < new  # then it begins in a line, perhaps with half a secret
+        cut = most_bytes < new  # the text then begins within a line, perhaps within a secret
         return without_nuls(text.partition("\n")[2] if cut else text)
 
     def _machine(self) -> Machine | None:

@@ -1,4 +1,4 @@
-"""The steps that delete what a job has saved and needs no more."""
+"""The steps that delete saves of a job that are not needed any more."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torpor.shared.wire.snapshot import IMAGE_FILES
 
 @step("delete old saves")
 def delete_old_saves(opened: StoredWorkspace, job: Job, verified: Verified) -> list[SnapshotId]:
-    """Delete the job's saves that are older than the verified one, except the newest that it keeps;
-    returns those that are left."""
+    """Delete the job's saves that are older than the verified one, except the newest
+    ``keep_saves``; returns the saves that are left."""
     deleted, left = delete_superfluous(
         opened.store, job.kept_saves, verified, job.keep_saves, opened.seal
     )
@@ -35,7 +35,8 @@ def verify_last(opened: StoredWorkspace, snapshot: SnapshotId) -> Verified:
 
 @step("see who made a save")
 def made_by_machine(opened: StoredWorkspace, snapshot: SnapshotId, since_unix: float) -> bool:
-    """Whether a machine has made it by itself, for the job that began to run at ``since_unix``."""
+    """Whether a machine made the snapshot by itself, for the job that began to run at
+    ``since_unix``."""
     return is_own_save(opened.store, opened.spec.name, snapshot, opened.seal, since_unix)
 
 

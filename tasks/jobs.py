@@ -42,15 +42,16 @@ from torpor.shared.wire.activity import Activity, ReadActivity
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StartJob, StopJob
 
 GRACE_S = 30.0
-"""How long a command that is stopped may take to end by itself."""
+"""Seconds that a command has to end by itself after SIGTERM."""
 ANSWER_S = 300.0
-"""The longest look at a command. A new agent may have to be installed within it."""
+"""Seconds for one look at a command, within which a new agent may have to be installed."""
 START_S = 300.0
 MOST_OLD_LOGS = 20
 STOP_S = GRACE_S + 150.0
-"""An agent that has not answered after this time hangs, with a disk or for want of memory: its own
-limits for each step of a stop add up to as much."""
-# Constant. Sends nothing: the system only chooses the interface. Without a network it is the host.
+"""Seconds after which an agent that has not answered a stop hangs, on a disk or for want of memory.
+The agent's own limits for the steps of a stop add up to this."""
+# A fixed address. Nothing is sent to it: the system only chooses the interface. Without a network,
+# the answer is the host's own address.
 _ADDRESS: Final = """
 import socket
 for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
@@ -72,9 +73,9 @@ def machine_in_use(
     fits: Callable[[Machine, Rental], bool] = lambda machine, rental: True,
 ) -> tuple[Machine, Rental] | None:
     """The workspace's machine that was handed over: the ``wanted`` one, or the only other one that
-    ``fits``. One that is being ended counts only if it is the ``wanted`` one: for a job that ran on
-    it. None if there is none; InvalidInput if there are several, or none and may be one that no
-    provider block reaches."""
+    ``fits``. A machine that is being ended counts only if it is the ``wanted`` one, because a job
+    ran on it. None if there is no machine; InvalidInput if there are several, or none and may be
+    one that no provider block reaches."""
     shown = find_machines(opened)
     over = [
         (machine, rental)
@@ -88,17 +89,17 @@ def machine_in_use(
     of = [one for one in over if one[0].id == wanted] or [one for one in over if fits(*one)]
     if len(of) > 1:
         raise InvalidInput(
-            f"workspace {opened.spec.name} is on several machines: "
-            f"{', '.join(machine.id for machine, _ in of)}. A job runs on one: hibernate the "
-            "others first"
+            f"workspace {opened.spec.name} is on {len(of)} machines: "
+            f"{', '.join(machine.id for machine, _ in of)}. A job runs on one: end each other one "
+            f"with `torpor hibernate {opened.spec.name} --machine ID` first"
         )
     return of[0] if of else None
 
 
 def job_of_run(opened: OpenWorkspace, wanted: str, *, begins: bool) -> Job | None:
-    """The job with that id. Without one, the last job that this very run has begun: Prefect may
-    start a run again. None if that has ended without success: a retry begins another job. A run
-    that ``begins`` the job of that id, for which a machine was rented, is answered in the same way.
+    """The job with that id. Without an id, the last job that this run has begun: Prefect may start
+    a run again. None if that has ended without success: a retry begins another job. A run that
+    ``begins`` the job of that id, for which a machine was rented, is answered in the same way.
     InvalidInput where that is a job of another run, of which this one is a copy."""
     found = opened.jobs.of(job_id(wanted.strip())) if wanted else None
     if begins or not wanted:
@@ -109,15 +110,16 @@ def job_of_run(opened: OpenWorkspace, wanted: str, *, begins: bool) -> Job | Non
         return begun[-1] if begun and not begun[-1].unsuccessful else None
     if found is None:
         raise InvalidInput(
-            f"workspace {opened.spec.name} has no job {wanted} in {opened.store.address}: list its "
-            "jobs, or leave `job` empty to begin a new one"
+            f"workspace {opened.spec.name} has no job {wanted} in {opened.store.address}: "
+            f"`torpor job list {opened.spec.name}` shows its jobs; with `job` empty, another one "
+            "begins"
         )
     return found
 
 
 def _check_begun_here(job: Job) -> None:
-    """InvalidInput for a job that another run began: its command may be another one. What no
-    record says, of an open job, is not held against this run."""
+    """Raise InvalidInput for a job that another run began: its command may be another one. An open
+    job whose record names no run passes."""
     by = job.begun_by or (job.driver if job.ended else runner().run)
     if by != runner().run:
         raise InvalidInput(
@@ -149,8 +151,8 @@ def argv_of(command: str | Sequence[str]) -> list[str]:
 
 
 def check_environment(env: Sequence[str], secrets: Sequence[str]) -> None:
-    """InvalidInput for variables that no command can get, and for a Secret block that is missing:
-    before anything is rented."""
+    """InvalidInput for variables that no command can have, and for a Secret block that is missing.
+    Called before anything is rented."""
     both = variables(env).keys() & load_secrets(secrets, of="this job").keys()
     if both:
         raise InvalidInput(f"{', '.join(sorted(both))} is among both `env` and `secrets`")
@@ -162,7 +164,8 @@ def secrets_of(job: Job) -> Secrets:
 
 
 def secrets_to_hide(job: Job) -> Secrets:
-    """As far as they are still there: those that its log may hold."""
+    """The values of the job's secrets, to mask them in its log. A Secret block that was deleted
+    since is left out."""
     try:
         return secrets_of(job)
     except InvalidInput as error:
@@ -171,7 +174,7 @@ def secrets_to_hide(job: Job) -> Secrets:
 
 
 def stored_logs(opened: StoredWorkspace) -> list[str]:
-    """The jobs that ended last and whose whole log is in a snapshot that the store has."""
+    """The jobs that ended last, of those whose whole log is in a snapshot in the store."""
     there = snapshot_ids(opened.store, opened.spec.name)
     return [job.id for job in opened.jobs.ended(MOST_OLD_LOGS) if job.final in there]
 
@@ -183,13 +186,14 @@ def block_name(workspace: Workspace | str, otherwise: WorkspaceName) -> str:
 
 
 def nodes_of(opened: OpenWorkspace) -> OpenWorkspace:
-    """The same under the name of the other nodes of its jobs."""
+    """The opened workspace under the reserved name of its jobs' other nodes."""
     return opened.under(reserved_name(NODES, opened.spec.name))
 
 
 def for_nodes(opened: OpenWorkspace, nodes: int) -> OpenWorkspace:
-    """The same, with the markets alone that have machines for a job on so many. InvalidInput where
-    none has machines that reach each other: before anything is rented."""
+    """The opened workspace with only those markets that have machines for a job on so many nodes.
+    InvalidInput where no market has machines that reach each other. Called before anything is
+    rented."""
     if nodes == 1:
         return opened
     able = tuple(one for one in opened.providers if one.abilities.private_network)
@@ -204,7 +208,7 @@ def for_nodes(opened: OpenWorkspace, nodes: int) -> OpenWorkspace:
 
 @step("ask for address", retries=ONCE)
 def address_of(session: Session) -> str:
-    """Of the machine's own network interface."""
+    """The address of the machine's own network interface."""
     done = session.run_script(_ADDRESS)
     try:
         return str(ip_address(done.stdout.decode(errors="replace").strip()))
@@ -216,8 +220,8 @@ def address_of(session: Session) -> str:
 
 @step("start command", run_name="start attempt {request.attempt}", retries=ONCE)
 def start_command(session: Agent, request: StartJob) -> JobState:
-    """Start the command on the machine, or let it go on where it was frozen, unless this attempt
-    was started before."""
+    """Start the command on the machine, or continue it where it was frozen, unless this attempt was
+    started before."""
     within_s = THAW_S if request.frozen else START_S
     return session.call(request, request_id=_request(), within_s=within_s)
 
@@ -231,8 +235,8 @@ stop_command = step("stop command")(end_command)
 
 
 def look_at_command(session: Agent, job: str, offset: int, most_bytes: int) -> JobLook:
-    """How the command stands, and more of its log. No step: a job is looked at thousands of
-    times."""
+    """The state of the command, and more of its log. Not a step, because a job is looked at
+    thousands of times."""
     wanted = LookAtJob(job, offset, most_bytes)
     look = session.call(wanted, request_id=_request(), within_s=ANSWER_S)
     return msgspec.structs.replace(look, text=without_nuls(look.text))
@@ -244,26 +248,27 @@ def read_activity(session: Agent, seconds: float) -> Activity:
 
 
 def without_nuls(text: str) -> str:
-    """Prefect's database takes no text that holds one."""
+    """The text without NUL characters, which Prefect's database refuses."""
     return text.replace("\0", "")
 
 
 def check_no_job(opened: OpenWorkspace, machine: MachineId | None = None) -> None:
     """MachineInUse while a job runs on the workspace's machine, or is about to. With ``machine``,
-    one that runs on another machine counts for nothing."""
+    jobs on other machines do not count."""
     if (job := job_at(opened, machine)) is not None:
         raise MachineInUse(
             f"job {job.id} of workspace {opened.spec.name} is {job.state}: it hibernates the "
-            "machine when it has ended. Stop it with cancel-job, which saves its work"
+            f"machine when it has ended. `torpor job cancel {job.id}` ends it now and saves its "
+            "work"
         )
 
 
 def job_at(
     opened: OpenWorkspace, machine: MachineId | None = None, *, queued: bool = False
 ) -> Job | None:
-    """A job that runs on the workspace's machine, or is about to. With ``machine``, one that runs
-    on others counts for nothing. ``queued``: one that nobody drives yet counts, too, which may
-    begin on any machine."""
+    """A job that runs on the workspace's machine, or is about to. With ``machine``, jobs on other
+    machines do not count. ``queued``: a job that no run drives yet counts, too: it may begin on any
+    machine."""
     for job in opened.jobs.open():
         if not (queued or job.driven or job.attempt):
             continue
@@ -283,8 +288,9 @@ def check_no_other_job(opened: OpenWorkspace, machine: Machine, job: str) -> Non
 
 @step("see that no frozen command is to go on")
 def check_not_frozen(opened: OpenWorkspace, machine: Machine) -> None:
-    """WorkspaceBusy while the frozen command of a job is to go on on the machine: a snapshot would
-    remove it, and other files would not be those that it was frozen with."""
+    """Raise WorkspaceBusy while the frozen command of a job is to go on on the machine: a snapshot
+    would remove the images, and the files would differ from those that the command was frozen
+    with."""
     rental = None if machine.label is None else opened.rentals.of(machine.label)
     for job in opened.jobs.open():
         ours = job.rented == machine.id or (rental is not None and rental.job == job.id)
@@ -296,8 +302,8 @@ def check_not_frozen(opened: OpenWorkspace, machine: Machine) -> None:
 
 
 def rentals_of(opened: OpenWorkspace, job: Job, unread: Unread | None = None) -> list[Rental]:
-    """What was rented for the job, and the machines of others from its first attempt there; after
-    the job has ended, up to its end. ``unread``: as in Records.read_each."""
+    """The machines that were rented for the job, and those of others from the job's first attempt
+    on them to its end. ``unread``: as in Records.read_each."""
     began = {one.rental: one.began_unix for one in reversed(job.attempts)}
     ledgers = [opened.rentals] + [nodes_of(opened).rentals] * (job.nodes > 1)
     mine: list[Rental] = []
@@ -315,7 +321,7 @@ def cost_of(opened: OpenWorkspace, job: Job) -> JobCost:
     unread = Unread()
     try:
         mine = rentals_of(opened, job, unread)
-    except TorporError as error:  # the job is over; its bill can be read later
+    except TorporError as error:  # the job is over, and its bill can be read later
         return JobCost(f"not known: {error}")
     if not mine and not unread:
         return JobCost("no machine was rented")
@@ -331,7 +337,8 @@ def cost_of(opened: OpenWorkspace, job: Job) -> JobCost:
 
 
 def _saved(mine: Sequence[Rental], each: Sequence[Cost]) -> str:
-    """What its spot machines cost less than the same ones on demand; empty without any."""
+    """How much less the job's spot machines cost than the same machines on demand; empty without
+    spot machines."""
     spot = [one for one in mine if one.spot]
     if not spot:
         return ""
@@ -348,7 +355,7 @@ def _saved(mine: Sequence[Rental], each: Sequence[Cost]) -> str:
 
 
 def machines_of(opened: OpenWorkspace, job: Job) -> str:
-    """The machines that the job has now, also one that is being woken, in words."""
+    """The machines that the job has now, in words, including one that is being woken."""
     names, unread = {attempt.rental for attempt in job.attempts}, Unread()
     nodes = nodes_of(opened).rentals.open(unread) if job.nodes > 1 else []
     found = [

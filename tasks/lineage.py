@@ -1,4 +1,4 @@
-"""The steps that look for work that a snapshot lacks, and what they say of it."""
+"""The steps that look for work that a snapshot lacks, and the warnings about it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def look_for_work_elsewhere(
     since: SnapshotId | None = None,
     lines: SnapshotLines | None = None,
 ) -> list[StoredState]:
-    """The tips of other lines of the workspace; ``since``: newer ones alone. ``lines``: as the
-    caller has just listed them, with this one."""
+    """The tips of other lines of the workspace; ``since``: only newer ones. ``lines``: the lines as
+    the caller has just listed them, this one included."""
     return lacking(opened.store, opened.spec.name, opened.seal, line, since, lines=lines)
 
 
@@ -29,8 +29,8 @@ def lacks(
     others: Sequence[StoredState],
     holds: Callable[[StoredState], str] = lambda one: "",
 ) -> list[str]:
-    """The warning that a snapshot lacks what the others have; empty without any. ``holds``: words
-    of what one has that the snapshot lacks."""
+    """The warning that a snapshot lacks what the others hold; empty without others. ``holds``: text
+    about what another one holds that the snapshot lacks."""
     if not others:
         return []
     return [
@@ -40,7 +40,7 @@ def lacks(
 
 
 def is_behind(line: Lineage, others: Sequence[StoredState]) -> list[str]:
-    """The warning that a machine was stored which lacks newer work; empty without any."""
+    """The warning that the stored machine lacks newer work; empty where it lacks none."""
     if not others:
         return []
     before = f"snapshot {line.parent}" if line.parent else "no snapshot"

@@ -48,13 +48,13 @@ from torpor.shared.wire.brought import MakePaths, NoteMadeAgain
 from torpor.shared.wire.restore import RestorePlan
 
 PATHS_S: Final = 60.0
-"""How long an attached agent may take to make directories."""
+"""Seconds that an attached agent may take to make directories."""
 MOST_REFUSED: Final = 100
-"""Refused offers in the table."""
+"""Most refused offers in the table."""
 
 
 class _RunListener:
-    """Hears of machines, for the log and the events of this run."""
+    """Writes what happens to machines into the log and the events of this run."""
 
     def __init__(self, workspace: WorkspaceName) -> None:
         self._workspace = workspace
@@ -100,7 +100,7 @@ class _RunListener:
 
 
 def renter(opened: OpenWorkspace) -> Renter:
-    """Who rents machines for the workspace, and ends them."""
+    """The Renter of the workspace, which rents machines for it and ends them."""
     return Renter(
         opened.rentals,
         opened.markets,
@@ -134,8 +134,8 @@ find_machines = step(
 def end_abandoned(held: Renting, within_s: float = GONE_S) -> list[Rental]:
     """The sweep (torpor/control/rental/sweep.py): end the machines of earlier runs that nobody will
     use, and close the rentals of those that have provably gone. Returns the rentals that have
-    ended; each may take ``within_s``. What cannot be ended is a warning, and ``held`` rents nothing
-    while it costs money."""
+    ended. Ending one machine may take ``within_s`` seconds. A machine that cannot be ended is a
+    warning; ``held`` refuses to rent while it costs money."""
     return held.end_abandoned(within_s=within_s)
 
 
@@ -143,8 +143,8 @@ def end_abandoned(held: Renting, within_s: float = GONE_S) -> list[Rental]:
 def end_scratch_machines(
     opened: OpenWorkspace, before_unix: float = math.inf, spared: Collection[str] = ()
 ) -> None:
-    """The sweep under the reserved name of ``opened``: end the machines that killed runs left, but
-    those of the jobs ``spared``. Raises the last failure after trying all."""
+    """The sweep under the reserved name of ``opened``: end the machines that killed runs left,
+    except those of the jobs in ``spared``. Raises the last failure after trying all."""
     end_scratch(renter(opened), before_unix=before_unix, spared=spared)
 
 
@@ -152,8 +152,9 @@ def chosen_machine(
     opened: OpenWorkspace, wanted: str, to_store: bool = False, *, sweeps: bool = True
 ) -> Machine:
     """The machine that the user chose: its id, user@host:port, or nothing for the workspace's only
-    machine. Where a machine shows that nobody will use, or none, the sweep comes first, unless the
-    caller only looks (``sweeps``). The rest is as in ``pick_machine``."""
+    machine. If the look shows a machine that no run will use, or no machine at all, the sweep comes
+    first, unless ``sweeps`` is False because the caller only looks. The rest is as in
+    ``pick_machine``."""
     if "@" in wanted:
         return own_machine(wanted)
     shown = find_machines(opened)
@@ -184,11 +185,13 @@ def pick_machine(
     if mine:
         raise InvalidInput(
             f"workspace {opened.spec.name} is on {len(mine)} machines: {there}. Choose one in "
-            "`machine`"
+            "`machine` (`--machine ID`)"
         )
     raise InvalidInput(
         f"workspace {opened.spec.name} is on no machine at {at}"
-        f"{f' called {wanted}' if wanted else ''}: wake it first, or check the provider block"
+        f"{f' called {wanted}' if wanted else ''}: `torpor status` names its machines, and "
+        f"`torpor wake {opened.spec.name}` or `torpor create {opened.spec.name}` rents one. If it "
+        "was rented by another account, check the provider block"
     )
 
 
@@ -198,8 +201,8 @@ def rental_of(workspace: StoredWorkspace, label: Label) -> Rental | None:
 
 
 def _check_marked(opened: OpenWorkspace, shown: Shown) -> None:
-    """WorkspaceAwake where an adopted machine of the workspace is there and lost its mark, or never
-    got it: it may hold the newest work."""
+    """Raise WorkspaceAwake where an adopted machine of the workspace exists whose mark is missing:
+    the machine may hold the newest work."""
     marked = {machine.label for machine, _ in shown.machines}
     for rental in shown.rentals:
         if not rental.adopted or rental.machine is None or rental.label in marked:
@@ -217,8 +220,8 @@ def _is_ending(machine: Machine, rental: Rental | None) -> bool:
 
 
 def _is_known(opened: OpenWorkspace, machine: Machine) -> bool:
-    """Whether the store has its rental by now: the machine was listed later than the rentals, and
-    one that has just ended may be listed for a while."""
+    """Whether the machine's rental is in the store by now. Machines are listed after rentals, and a
+    market may list a machine for a while after its end."""
     label = machine.label
     return label is not None and bool(
         opened.rentals.of(label) or opened.rentals.ended(label.rental)
@@ -240,8 +243,8 @@ def session_with(
 
     A rented machine may show its rental's host key and no other; the user's own, the key of the
     first login at that address. Only a rented machine has a sampler: nothing that torpor starts on
-    the user's own outlives the agent. ``sleeps``: another run may hibernate the machine meanwhile;
-    WorkspaceAsleep then ends each try to connect again.
+    the user's own machine outlives the agent. ``sleeps``: another run may hibernate the machine
+    meanwhile; WorkspaceAsleep then ends each try to connect again.
     """
     waits_of(runner()).stands(machine)
     endpoint = endpoint_of(machine)
@@ -271,7 +274,7 @@ def session_with(
         check()
         if machine.state == "stopped":
             raise _stopped(machine) from error
-        if not sleeps:  # else the run that ends the machine may be about to record it
+        if not sleeps:  # otherwise the run that ends the machine may be about to record its end
             _check_alive(opened, machine)
         raise
 
@@ -292,7 +295,8 @@ def make_paths(opened: OpenWorkspace, session: Agent) -> None:
 
 
 def note_made_again(session: Agent, paths: list[str]) -> None:
-    """Have the machine remember that a deploy fills these directories, and no user."""
+    """Have the machine remember that a deploy fills these directories, so that files in them do not
+    count as a user's."""
     session.call(NoteMadeAgain(paths), request_id=secrets.token_hex(8), within_s=PATHS_S)
 
 
@@ -313,13 +317,11 @@ look_for_offers = step("find offers", phase="machine", says="asking the markets 
 
 @step("find what was left", phase="machine", says="looking for machines that earlier runs left")
 def left_unfinished(opened: OpenWorkspace, held: Renting, alone: bool) -> list[Tenancy]:
-    """The machines that earlier runs of the workspace left unfinished, once each that its market
-    does not show yet was waited for. Ends none: the sweep has come before.
-
-    InvalidInput if no provider block reaches a machine of the workspace. ``alone``: WorkspaceAwake
-    if the workspace is on a machine already; NotOurs if that has no rental in this store;
-    InvalidInput if there is more than one.
-    """
+    """The machines that earlier runs of the workspace left unfinished. Waits for each that its
+    market does not show yet. Ends no machine: the sweep has run before. InvalidInput if no provider
+    block reaches a machine of the workspace. ``alone``: WorkspaceAwake if the workspace is on a
+    machine already; NotOurs if that machine has no rental in this store; InvalidInput if there is
+    more than one."""
     shown = held.look_with_late()
     opened.markets.check_reached(shown.rentals)
     if alone:
@@ -374,14 +376,14 @@ def create_machine(
 ) -> Tenancy:
     """A machine on which SSH answers: what an earlier run left, or a new one.
 
-    Each offer that fails costs an attempt with a rental of its own; what it made is ended. ``nap``
-    sleeps between two looks, and may raise to stop waiting.
+    Each failed offer is an attempt with a rental of its own; the machine that it made is ended.
+    ``nap`` sleeps between two looks, and may raise to stop waiting.
     """
     return held.rent(offers.fitting, nap) if left is None else held.take_up(left, nap)
 
 
 def say_choice(offers: Offers, rental: Rental) -> str:
-    """Why its offer was rented before others, in the log too; empty where only its cost counted."""
+    """Log and return why this offer was rented before others; empty where only its cost counted."""
     words = offers.chosen(rental.provider, rental.offer)
     if words:
         runner().log.info("offer %s at %s was chosen: %s", rental.offer, rental.provider, words)
@@ -389,8 +391,8 @@ def say_choice(offers: Offers, rental: Rental) -> str:
 
 
 def show_offers(opened: OpenWorkspace, held: Renting, offers: Offers) -> None:
-    """A table of the offers that were tried, and of those that were refused with the reason; none
-    where there was only one offer."""
+    """Show a table of the offers that were tried and of those that were refused, with the reasons.
+    None if there was only one offer."""
     rows = [one.row() for one in (*held.tried, *offers.refused[:MOST_REFUSED])]
     if len(rows) > 1:
         runner().table(
@@ -411,9 +413,9 @@ def hand_over(
 ) -> None:
     """Leave the machine to its user: from now on only a verified snapshot may end it. ``alone``:
     HandedOver if another run has handed over a machine of the workspace since this one began.
-    ``untaken``: HandedOver if another run may have taken it up since this one did. ``fetched``: all
-    of it came from the store; its rate is recorded. ``starting``: this run starts the workspace's
-    programs next."""
+    ``untaken``: HandedOver if another run may have begun to use the machine meanwhile. ``fetched``:
+    the whole restore came from the store, so its rate is recorded. ``starting``: this run starts
+    the workspace's programs next."""
     if fetched is not None and tenancy.fresh:
         seconds, stored = seconds_by_phase().get("restore", 0.0), fetched.stored_bytes
         tenancy.hand_over(alone=alone, fetched_bytes=stored, fetched_s=seconds, starting=starting)
@@ -444,8 +446,9 @@ def destroy_machine(opened: OpenWorkspace, machine: Machine, warrant: Warrant) -
 
 
 def _check_alive(opened: OpenWorkspace, machine: Machine) -> None:
-    """MachineError where its provider proves that the machine has gone, or ends it: it is not tried
-    again. Unknown is not gone, and one that is stopped may start again."""
+    """Raise MachineError where the provider proves that the machine has gone, or is ending it, so
+    that no further login is tried. An unknown machine is not gone, and a stopped one may start
+    again."""
     try:
         live = opened.markets.of(machine.provider).find(machine.id)
     except TorporError:
@@ -496,7 +499,8 @@ def parse_host(text: str) -> Endpoint:
     return Endpoint(bare, int(port), user)
 
 
-_NAME: Final = re.compile(r"[^\s@:/-][^\s/]*")  # a bastion may want user@domain or user:target
+# a bastion may expect user@domain or user:target as the user's name
+_NAME: Final = re.compile(r"[^\s@:/-][^\s/]*")
 _HOST: Final = re.compile(r"[^\s@/\[\]-][^\s@/\[\]]*")
 _PASTED: Final = re.compile(r"ssh\b.*?\s(?P<login>[^\s@]+@[^\s@]+)", re.DOTALL)
 _PORT: Final = re.compile(r"\s-p\s*(\d{1,5})\b")

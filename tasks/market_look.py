@@ -1,5 +1,5 @@
-"""What stands at the markets, beside the rentals of workspaces: one reading, of which `watch` and
-`reconcile` show what each is about."""
+"""What exists at the markets, compared with the rentals of workspaces: one reading, of which
+`watch` and `reconcile` each show their part."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Listing: TypeAlias = tuple[list[Machine], list[Residue]]
 
 class MarketLook(NamedTuple):
     """``shown``: all machines, of whatever workspace. ``silent``: the error of each provider that
-    did not answer, or lists a machine which cannot be read; ``silent_before``: the same of the
-    listing before the rentals were read. ``away``: the error of each workspace whose store did not
-    answer. ``refused``: of each workspace the records that cannot be believed."""
+    did not answer, or lists a machine which cannot be read; ``silent_before``: the errors of the
+    listing that was made before the rentals were read. ``away``: the error of each workspace whose
+    store did not answer. ``refused``: the records of each workspace that cannot be trusted."""
 
     findings: list[Finding]
     shown: list[Machine]
@@ -104,7 +104,8 @@ def listed(
 
 
 def _just_ended(opened: OpenWorkspace, finding: Finding) -> bool:
-    """The machine looks lost, but its rental has ended by now: a hibernate has just ended it."""
+    """Whether the rental of a machine that looks lost has ended by now, because a hibernate has
+    just ended the machine."""
     rental = finding.rental if finding.kind == "lost" else None
     return rental is not None and opened.rentals.of(rental.label) is None
 

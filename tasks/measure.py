@@ -25,8 +25,8 @@ from torpor.shared.values import MIB, WorkspaceName
 
 EVERY: Final = "*"
 CODEC_BYTES: Final = 16 * MIB
-"""Of each kind of content that is encoded."""
-_MOST_STORES: Final = 200  # of one answer of Prefect's API
+"""Bytes of each kind of content that is encoded."""
+_MOST_STORES: Final = 200  # the most stores in one answer of Prefect's API
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ ReadT = TypeVar("ReadT")
 
 _UTC: Final = ZoneInfo("UTC")
 _AT_ONCE: Final = 8
-"""Workspaces that are looked at at once. Each reads up to four objects at once, mostly of one
-store, which keeps 32 connections."""
+"""Workspaces that are looked at in parallel. Each reads up to four objects in parallel, mostly of
+one store, to which 32 connections are kept."""
 
 
 def look_at_all(blocks: Sequence[str], server: AlertServer) -> Overviews:
@@ -56,16 +56,17 @@ def look_at_opened(
     server: AlertServer,
     machines: Callable[[OpenWorkspace], RentedMachines],
 ) -> Overviews:
-    """The same of workspaces that are opened, and of those that cannot be."""
+    """Look at workspaces that are opened already, and list those that cannot be opened."""
     with _looking() as threads:
         looks = _submit(threads, opened, machines, asleep_too=True)
-        coming, sleeping = server.coming(), server.sleeping()  # meanwhile
+        # read while the workspaces are looked at
+        coming, sleeping = server.coming(), server.sleeping()
         found = [_scheduled(opened[one], looks[one].result(), coming, sleeping) for one in looks]
     return with_closed(Overviews(found, watching(coming)), closed)
 
 
 def with_closed(seen: Overviews, closed: Mapping[str, TorporError]) -> Overviews:
-    """With the blocks that cannot be opened."""
+    """Add the blocks that cannot be opened."""
     lost = [Overview(block=name, trouble=str(error)) for name, error in closed.items()]
     every = sorted([*seen.workspaces, *lost], key=lambda one: one.block)
     return Overviews(every, seen.watching)
@@ -74,8 +75,8 @@ def with_closed(seen: Overviews, closed: Mapping[str, TorporError]) -> Overviews
 def look_once_more(
     opened: Mapping[str, OpenWorkspace], machines: Callable[[OpenWorkspace], RentedMachines]
 ) -> Overviews:
-    """The same for a look that comes every few minutes: from the ``machines`` that it has found,
-    and with the month's cost of those that are awake alone."""
+    """A cheaper look for callers that come every few minutes: uses the ``machines`` that the caller
+    has found, and reads the month's cost only of workspaces that are awake."""
     try:
         coming: list[ComingRun] | None = runner().alerts.coming()
         sleeping: Sleeping | None = runner().alerts.sleeping()
@@ -130,7 +131,7 @@ def _scheduled(
     coming: Sequence[ComingRun],
     sleeping: Sleeping | None,
 ) -> Overview:
-    """With what schedules will do."""
+    """Add what schedules will do."""
     block = seen.block
     runs = [one for one in coming if one.flow != "watch" and one.workspace in (block, ALL)]
     first = min(runs, key=lambda one: one.at_unix, default=None)
@@ -145,7 +146,8 @@ def _look_at(
     machines: Callable[[OpenWorkspace], RentedMachines],
     asleep_too: bool,
 ) -> Overview:
-    """One workspace and the other nodes of its jobs, with the trouble instead of an error."""
+    """One workspace with the other nodes of its jobs; an error becomes the ``trouble`` of its
+    row."""
     unread: Unread = {}
     try:
         now_unix = time.time()
@@ -157,7 +159,8 @@ def _look_at(
             jobs = jobs_of.result()
             newest, receipt = newest_of.result()
         rented = any(one.state != "ended" for one in mine)
-        rented = rented or any("/open/" in key for key in unread)  # a machine may be there
+        # a machine may belong to a record that cannot be read
+        rented = rented or any("/open/" in key for key in unread)
         nodes = list[Rental]()
         if any(job.nodes > 1 for job in jobs):
             nodes = nodes_of(opened).rentals.open(unread) if rentals is None else rentals[1]
@@ -203,7 +206,8 @@ def _look_at(
 
 
 def _sleeps(block: str, opened: OpenWorkspace, seen: Overview, sleeping: Sleeping | None) -> str:
-    """When `watch` hibernates its machines, in words; empty where nobody knows."""
+    """When `watch` will hibernate the workspace's machines, in words; empty where that is
+    unknown."""
     if sleeping is None:
         return ""
     if sleeping.never(block) or not opened.spec.idle.hibernate:
@@ -214,7 +218,7 @@ def _sleeps(block: str, opened: OpenWorkspace, seen: Overview, sleeping: Sleepin
 
 
 def watching(coming: Sequence[ComingRun] | None) -> str:
-    """When `watch` looks next, by the runs that schedules start; empty where nobody knows."""
+    """When `watch` looks next, by the runs that schedules start; empty where that is unknown."""
     if coming is None:
         return ""
     looks = [one.at_unix for one in coming if one.flow == "watch"]

@@ -14,10 +14,11 @@ from torpor.control.own_server import choose_server, how_to_start
 from torpor.shared.errors import InvalidInput
 
 _POOLS: Final = (FLOW_POOL, JOB_POOL)
-_NAMED: Final = 5  # deployments, in an error
+_NAMED: Final = 5  # most deployments that an error names
 _ENOUGH: Final = 2
-"""Of three signs. A user may take the tag off, use a pool of their own or delete ours, and a later
-version may move the code; a team's `flows/backup.py:backup` shares one at most."""
+"""How many of the three signs make a deployment torpor's. A user may take the tag off, use a pool
+of their own or delete ours, and a later version may move the code; a team's
+`flows/backup.py:backup` shares one sign at most."""
 
 
 def is_own(there: DeploymentResponse, entrypoint: str) -> bool:
@@ -40,7 +41,7 @@ def read_own(client: SyncPrefectClient, name: str) -> DeploymentResponse:
 
 
 def check_own(name: str) -> None:
-    """As read_own(), for who is about to start a run of it."""
+    """Raise as read_own() does; for a caller that is about to start a run of the deployment."""
     with get_client(sync_client=True) as client:
         read_own(client, name)
 
@@ -58,7 +59,7 @@ def _absent(name: str, api_url: str) -> str:
 
 
 def refusal(others: dict[str, DeploymentResponse], server: str) -> str:
-    """What is said of deployments that have our names and are somebody else's."""
+    """The message about deployments that have torpor's names and belong to somebody else."""
     shown = list(others.items())[:_NAMED]
     found = "; ".join(f"{name} ({_whose(one)})" for name, one in shown)
     found += f"; and {len(others) - len(shown)} more" if len(others) > len(shown) else ""

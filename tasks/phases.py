@@ -1,4 +1,4 @@
-"""Phases of a run: the seconds of each, and who hears when one begins."""
+"""The phases of a run: how many seconds each took, and who is told when one begins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _hears: ContextVar[Callable[[str], None] | None] = ContextVar("hears", default=N
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Add the wall seconds of what happens in it to this phase of the run."""
+    """Add the wall seconds of this context to this phase of the run."""
     hears, seconds = _hears.get(), _seconds.get()
     if hears is not None:
         hears(name)
@@ -59,7 +59,7 @@ def phases_told_to(hears: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def phase_named_in_errors(what: str) -> Iterator[None]:
-    """Say in the error of ``what`` in which phase of this context it happened."""
+    """Name in an error of ``what`` the phase of this context in which it happened."""
     now = ["prepare"]
     with phases_told_to(lambda name: now.__setitem__(0, name)):
         try:

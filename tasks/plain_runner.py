@@ -42,7 +42,7 @@ class PlainRunner:
 
     ``retries`` limits the retries of each step; ``wait_factor`` scales their waits. ``before`` gets
     the label of each step before it begins, and may raise. ``on_event`` gets each event.
-    ``alerts``: where alerts go; without it, nobody is told.
+    ``alerts``: where alerts go; without it, alerts go nowhere.
     """
 
     def __init__(
@@ -84,7 +84,10 @@ class PlainRunner:
         for known, opened in self._workspaces.items():
             if known == name:
                 return opened
-        raise InvalidInput(f"the plain runner knows {sorted(self._workspaces)}, and not {name!r}")
+        given = ", ".join(sorted(self._workspaces)) or "none"
+        raise InvalidInput(
+            f"workspace {name!r} was not given to this program's runner; it was given: {given}"
+        )
 
     def workspaces(self) -> list[str]:
         return [*self._workspaces]
@@ -100,10 +103,10 @@ class PlainRunner:
         return "unknown"
 
     def cancel(self, run: str) -> None:
-        """Nothing waits."""
+        """Do nothing: no run waits in a queue."""
 
     def give_up(self, run: str, seen: RunState, why: str) -> None:
-        """There are no slots."""
+        """Do nothing: there are no slots."""
 
     def put_back(self, run: str, since_unix: float = 0.0) -> bool:
         return False
@@ -124,13 +127,13 @@ class PlainRunner:
         return self._pool.submit(lambda: context.run(self.call, step, *args, **kwargs))
 
     def table(self, key: str, rows: Sequence[Row], description: str) -> None:
-        """Nobody looks."""
+        """Do nothing: there is no UI."""
 
     def page(self, key: str, markdown: str, description: str) -> None:
-        """Nobody looks."""
+        """Do nothing: there is no UI."""
 
     def front_page(self, markdown: str) -> None:
-        """Nobody looks."""
+        """Do nothing: there is no UI."""
 
     def progress(self, key: str, description: str) -> Callable[[float], None]:
         return lambda percent: None

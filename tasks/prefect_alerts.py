@@ -1,4 +1,5 @@
-"""What alerts need of Prefect's server. Their memory is in its variables, one for each alert."""
+"""The part of Prefect's server that alerts use. Alerts are remembered in Prefect variables, one for
+each alert."""
 
 from __future__ import annotations
 
@@ -51,10 +52,11 @@ NOTIFIERS: Final = "torpor_notify"
 """The variable with the names of the notification blocks; `torpor up --notify` writes it."""
 TAG: Final = "torpor"
 _MEMORY: Final = "torpor_alert_"
-_PAGE: Final = 200  # the most that the API answers at once
-_MOST_FAILED: Final = 2000  # a watch that fails each two minutes makes 780 in the time looked at
-_MOST_WORDS: Final = 500  # characters of a log's last errors
-_FEW: Final = 20  # later runs of a deployment in which one of the same workspace is looked for
+_PAGE: Final = 200  # the most rows in one answer of Prefect's API
+# a watch that fails every two minutes makes 780 failed runs in the time looked at
+_MOST_FAILED: Final = 2000
+_MOST_WORDS: Final = 500  # characters kept of a log's last errors
+_FEW: Final = 20  # later runs of a deployment that are searched for one of the same workspace
 _WATCH: Final = "watch"
 _WATCHES: Final = "flows/watch.py:watch"
 _WORKING: Final = ("wake", "replicate", "create", "deploy", "job")
@@ -62,7 +64,7 @@ _ALIVE: Final = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 
 
 class PrefectAlerts:
-    """See ``tasks.alert_server.AlertServer``. It holds no state."""
+    """The ``tasks.alert_server.AlertServer`` of Prefect. It holds no state."""
 
     def notifiers(self) -> list[str]:
         with get_client(sync_client=True) as client:
@@ -96,7 +98,8 @@ class PrefectAlerts:
         found = []
         with get_client(sync_client=True) as client:
             for one in _variables(client):
-                with contextlib.suppress(msgspec.MsgspecError):  # of another version: told again
+                # a variable of another version: the alert is sent again
+                with contextlib.suppress(msgspec.MsgspecError):
                     found.append(msgspec.convert(one["value"], learned(Remembered)))
         return found
 
@@ -134,7 +137,7 @@ class PrefectAlerts:
                 runs += page
             seen = _Names(client)
             newest: dict[tuple[str, str], FailedRun] = {}
-            for run in runs:  # the newest first
+            for run in runs:  # newest first
                 failed = _failed(run, seen)
                 if failed.key not in newest:
                     newest[failed.key] = _looked_into(client, run, failed, seen)
@@ -270,7 +273,7 @@ class PrefectAlerts:
 
 
 class _Names:
-    """The names of what runs refer to by ids."""
+    """The names of blocks that runs refer to by ids."""
 
     def __init__(self, client: SyncPrefectClient) -> None:
         self._client = client
@@ -323,7 +326,7 @@ def _failed(run: FlowRun, seen: _Names) -> FailedRun:
 def _looked_into(
     client: SyncPrefectClient, run: FlowRun, failed: FailedRun, seen: _Names
 ) -> FailedRun:
-    """With its last words and its page, and whether a later run has gone well."""
+    """The failed run with its last error lines, its page, and whether a later run has succeeded."""
     logs = client.read_logs(
         LogFilter(
             flow_run_id=LogFilterFlowRunId(any_=[run.id]),
@@ -357,7 +360,7 @@ def _by_schedule(runs: list[FlowRun], seen: _Names) -> Iterator[tuple[str, float
 
 
 def _variables(client: SyncPrefectClient) -> Iterator[dict[str, Any]]:
-    """Ours; the client's own method reads 200 of all."""
+    """torpor's variables; the client's own method reads only 200 of all variables."""
     offset = 0
     while True:
         answer = client.request(
@@ -382,7 +385,8 @@ def _states(*types: StateType) -> FlowRunFilterState:
 
 
 def _undelivered(block: str, error: Exception) -> NotDelivered:
-    """Without the error's own words, which may hold a web hook's address."""
+    """The error of a message that was not delivered, without the block's own words, which may hold
+    a web hook's address."""
     answer = getattr(error, "response", None)
     status = getattr(answer, "status_code", None)
     what = f"it answered with status {status}" if status else type(error).__name__

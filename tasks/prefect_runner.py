@@ -63,9 +63,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MOST_CRASHED: Final = 3
-"""So many killed runs of one key are followed by another at once, and so often a killed run of a
-job starts again."""
-_PAGE: Final = 200  # the most that the API answers at once
+"""After this many killed runs of one key no further run follows at once, and a killed run of a job
+is started again at most this often."""
+_PAGE: Final = 200  # the most rows in one answer of Prefect's API
 _STATES: Final[dict[StateType, RunState]] = {
     StateType.SCHEDULED: "waiting",
     StateType.PENDING: "taken",
@@ -80,8 +80,8 @@ _STATES: Final[dict[StateType, RunState]] = {
 
 
 def _has_news(record: logging.LogRecord) -> bool:
-    """Not the line that Prefect logs for each step that went well: a run has dozens of them, and
-    says its phases itself."""
+    """Whether a log record says something new: not Prefect's line for each step that succeeded. A
+    run has dozens of steps, and logs its phases itself."""
     ended_well = str(record.msg).startswith("Finished in state Completed(")
     return record.levelno > logging.INFO or not ended_well
 
@@ -90,7 +90,8 @@ logging.getLogger("prefect.task_runs").addFilter(_has_news)
 
 
 class PrefectRunner:
-    """Everything is Prefect's own. It holds no state, so one serves all flow runs."""
+    """The runner that uses Prefect for everything. It holds no state, so one object serves all flow
+    runs."""
 
     @property
     def run(self) -> str:
@@ -114,7 +115,7 @@ class PrefectRunner:
         return saved_names(Workspace)
 
     def start(self, flow: Flow[..., Any], key: str, *, queue: str = "", **parameters: Any) -> str:
-        if not deployment.id and not queue:  # a call from Python: there may be no worker
+        if not deployment.id and not queue:  # a call from Python, where no worker may be running
             flow(**parameters)
             return ""
         wanted = f"{flow.name}/{flow.name}"
@@ -129,7 +130,8 @@ class PrefectRunner:
                 idempotency_key=f"{key}-{again}" if again else key,
             )
             run = cast(FlowRun, started)
-            # A run that was killed has decided nothing. Those of jobs are continued, not repeated.
+            # A killed run has decided nothing, so another one may follow. Jobs' runs are continued
+            # instead.
             if queue or run.state is None or not run.state.is_crashed():
                 break
         return f"run {run.name}"
@@ -137,7 +139,8 @@ class PrefectRunner:
     def job_runs(self, *states: RunState, queue: str = "", ended_unix: float = 0.0) -> list[JobRun]:
         types = [kind for kind, state in _STATES.items() if state in states]
         in_queue = WorkQueueFilter(name=WorkQueueFilterName(any_=[queue])) if queue else None
-        since: Any = datetime.fromtimestamp(ended_unix, UTC)  # pydantic makes Prefect's type of it
+        # pydantic converts it to Prefect's own type
+        since: Any = datetime.fromtimestamp(ended_unix, UTC)
         found: list[FlowRun] = []
         with get_client(sync_client=True) as client:
             while len(found) % _PAGE == 0:
@@ -164,7 +167,7 @@ class PrefectRunner:
         with get_client(sync_client=True) as client:
             try:
                 found = client.read_flow_run(UUID(run))
-            except (ObjectNotFound, ValueError):  # of another server, or of no server
+            except (ObjectNotFound, ValueError):  # a run of another server, or of no server
                 return "unknown"
         return "unknown" if found.state_type is None else _STATES[found.state_type]
 
@@ -217,7 +220,7 @@ class PrefectRunner:
             renew_front_page(markdown)
 
     def progress(self, key: str, description: str) -> Callable[[float], None]:
-        created: Any = None  # Prefect's type is also that of its async twin
+        created: Any = None  # Prefect's type covers its async twin, too
         with self._never_failing(f"the progress bar {key}"):
             created = create_progress_artifact(progress=0.0, key=key, description=description)
 
@@ -255,8 +258,8 @@ def _job_run(run: FlowRun, state: State[Any], blocks: BlockNames) -> JobRun:
 
 
 def _followed(*, beside: bool) -> dict[str, Any]:
-    """The argument of a task that links it to those that it follows in its branch; a task within a
-    task is linked to that one by Prefect. All of them have ended, so that nothing is waited for."""
+    """The argument that links a task to those that it follows in its branch. Prefect itself links a
+    task within a task to the outer one. All of the linked tasks have ended, so nothing waits."""
     branch = current_branch()
     if branch is None or TaskRunContext.get() is not None:
         return {}
@@ -286,8 +289,8 @@ def _task_of(step: Step[..., Any]) -> Task[..., Any]:
 
 @cache
 def _task_of_branch(step: Step[..., Any], *, beside: bool, within: bool) -> Task[..., Any]:
-    """The task of a step that is called in a branch: it has the branch's name, and the branch
-    learns of its end, unless it is ``within`` another task."""
+    """The Prefect task of a step that a branch calls: it has the branch's name, and the branch
+    learns when it ends, unless it is ``within`` another task."""
 
     @wraps(step.function)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -321,8 +324,8 @@ def _made(
         retry_delay_seconds=list(retries.waits_s),
         retry_jitter_factor=0.5,
         retry_condition_fn=again,
-        cache_policy=NO_CACHE,  # sessions and blocks are no cache keys
-        persist_result=False,  # and no results either
+        cache_policy=NO_CACHE,  # sessions and blocks cannot be cache keys
+        persist_result=False,  # Prefect stores no results
     )
 
 

@@ -27,14 +27,15 @@ from torpor.shared.wire.snapshot import IMAGE_FILES, Froze, Program
 
 START_S: Final = 300.0
 THAW_S: Final = 3 * 3600.0
-"""For the memory of a large program."""
+"""Seconds for reading the memory of a large program back."""
 _UNSEALED: Final = (
     "snapshots would hold its memory, and the store block has no `encryption_key` to seal them with"
 )
 
 
 class Freezer(NamedTuple):
-    """``criu``: its folder on the machine; empty where nothing is frozen there, and ``why_not``."""
+    """The folder of CRIU on the machine, ``criu``; empty where nothing can be frozen there, with
+    the reason in ``why_not``."""
 
     criu: str = ""
     why_not: str = ""
@@ -47,8 +48,8 @@ OWN_MACHINE: Final = Freezer(
 
 
 class Quiet(NamedTuple):
-    """What the programs were stopped into: ``words`` of each, for people, and the images of those
-    that are frozen, by their paths in the first directory."""
+    """What stopping the programs led to: ``words`` about each program for people, and the images of
+    the frozen ones, as paths in the first directory."""
 
     words: Sequence[str] = ()
     images: Sequence[str] = ()
@@ -58,8 +59,8 @@ class Quiet(NamedTuple):
 def quiesce(
     snapshot: RemoteSnapshot, session: Agent, *, hook: bool, freezes: bool, sealed: bool
 ) -> Quiet:
-    """Run the user's hook, and freeze the programs of a machine that ends. MachineUnfit where one
-    that has to be frozen cannot be."""
+    """Run the user's hook, and freeze the programs of a machine that ends. MachineUnfit where a
+    program must be frozen (``process: require``) and cannot be."""
     spec = snapshot.spec
     if not freezes:
         snapshot.quiesce(hook=hook)
@@ -86,7 +87,8 @@ def quiesce(
 
 
 def check_frozen(images: Sequence[str], verified: Verified) -> None:
-    """StillChanging unless the snapshot holds what was frozen: the machine's word is not enough."""
+    """Raise StillChanging unless the snapshot holds the images of all frozen programs: the
+    machine's word alone is not enough."""
     wanted = {os.fsencode(f"{folder}/{name}") for folder in images for name in IMAGE_FILES}
     if wanted:
         wanted -= {entry.path for entry in verified.manifest.entries if entry.root == 0}
@@ -106,9 +108,9 @@ def prove_freezing(
     strict: bool = True,
     kept: bool = True,
 ) -> Freezer:
-    """Freeze a small process tree of torpor's own and let it go on: nothing else proves that this
-    machine can. ``kept`` for later rankings under the machine's ``rental``. With ``strict``,
-    MachineUnfit where it has to, and cannot."""
+    """Freeze a small process tree of torpor's own and let it go on, because only that proves that
+    the machine can freeze programs. The result is ``kept`` for later rankings under the machine's
+    ``rental``. With ``strict``, MachineUnfit where programs must be frozen and cannot be."""
     spec, freezer = opened.spec, Freezer(why_not=_UNSEALED)
     if opened.seal.sealed:
         try:
@@ -130,8 +132,8 @@ def prove_freezing(
 def start_programs(
     opened: OpenWorkspace, session: Agent, tenancy: Tenancy, freezer: Freezer
 ) -> list[str]:
-    """Start the workspace's programs on a machine that was handed over: no other run can have it.
-    Returns how each began, for people. Nothing here fails a wake."""
+    """Start the workspace's programs on a machine that was handed over, so that no other run uses
+    it. Returns for people how each program began. A failure does not fail the wake."""
     spec = opened.spec
     try:
         freezer = _alone(opened, tenancy, freezer)
@@ -157,8 +159,8 @@ def start_programs(
 def look_at_programs(
     opened: OpenWorkspace, session: Agent, freezer: Freezer
 ) -> tuple[list[str], list[str]]:
-    """Whether a hibernate would freeze each of the workspace's programs, for people; and why it
-    would keep the machine, where all of them have to be. None is stopped."""
+    """Whether a hibernate would freeze each of the workspace's programs, for people, and why it
+    would keep the machine, where all must be frozen. Stops none."""
     programs = {_id(opened.spec, line): line for line in opened.spec.programs}
     asked = TryFreezing("", [*programs])
     answer = session.call(asked, request_id=_request(), within_s=START_S)
@@ -172,7 +174,7 @@ def look_at_programs(
 
 
 def _freezer(session: Agent) -> Freezer:
-    """CRIU, where the architecture and the capabilities are no reason against it."""
+    """CRIU for the machine, unless its architecture or its capabilities rule CRIU out."""
     try:
         return _tried(session, with_canary=False)[0]
     except TorporError as error:
@@ -180,7 +182,8 @@ def _freezer(session: Agent) -> Freezer:
 
 
 def _tried(session: Agent, *, with_canary: bool) -> tuple[Freezer, Tried]:
-    """CRIU, and what the machine says; ``with_canary``: whether of a canary, too."""
+    """CRIU for the machine, and the machine's answer to TryFreezing; ``with_canary``: including a
+    canary."""
     answer, criu = session.call(TryFreezing(""), request_id=_request(), within_s=START_S), ""
     if not answer.why_not:
         criu = session.send_bundle(criu_bundle())
@@ -190,7 +193,8 @@ def _tried(session: Agent, *, with_canary: bool) -> tuple[Freezer, Tried]:
 
 
 def _alone(opened: OpenWorkspace, tenancy: Tenancy, freezer: Freezer) -> Freezer:
-    """Frozen programs go on on one machine at a time."""
+    """The freezer, unless the workspace is on another machine, too: frozen programs may go on on
+    one machine only."""
     if not freezer.criu or tenancy.rental is None:
         return freezer
     others = [

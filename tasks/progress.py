@@ -1,4 +1,4 @@
-"""What a run says of its course: in its log, in a progress bar of the UI, and at a terminal."""
+"""How a run shows its progress: in its log, in a progress bar of the UI, and at a terminal."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from tasks.waiting import waits_of
 from torpor.shared.wire.request import Event
 
 UPDATE_S: Final = 2.0
-"""Each update is a request to the server: enough for an eye, little for its database."""
+"""Seconds between two updates of a progress bar. Each update is a request to the server: often
+enough for the eye, and rare enough for the server's database."""
 
 
 class Follower(Protocol):
-    """Who follows a run: a person at a terminal. Any thread may call it."""
+    """A person who follows a run at a terminal. Any thread may call these methods."""
 
     def begins(self, thing: str, words: str) -> None:
-        """What is done now: ``thing`` names it among those under way, ``words`` say it to people.
-        Said again where the words change."""
+        """An action begins. ``thing`` names it among those under way, and ``words`` describe it to
+        people. Called again when the words change."""
 
     def ends(self, thing: str) -> None:
-        """It is done, or has failed; also what moves."""
+        """The action ``thing`` has ended or failed, and so has the transfer of that name."""
 
     def moves(self, what: str, done_bytes: int, total_bytes: int) -> None:
-        """So many bytes are moved; the first call has none, and the last one all, unless ``what``
-        ends before."""
+        """This many bytes have been moved for ``what``. The first call has none, and the last has
+        all, unless ``what`` ends before."""
 
     def prints(self, text: str) -> None:
-        """A command on a machine has printed this."""
+        """A command on a machine has printed this text."""
 
 
 _follower: ContextVar[Follower | None] = ContextVar("follower", default=None)
@@ -42,7 +43,7 @@ _thing: ContextVar[str] = ContextVar("thing", default="")
 
 @contextmanager
 def followed_by(follower: Follower | None) -> Iterator[None]:
-    """Tell ``follower`` what runs in this context do; nobody for None."""
+    """Within this context, tell ``follower`` what runs do; nobody for None."""
     token = _follower.set(follower)
     try:
         yield
@@ -51,14 +52,14 @@ def followed_by(follower: Follower | None) -> Iterator[None]:
 
 
 def following() -> Follower | None:
-    """Who follows what runs in this context."""
+    """Who follows the runs of this context."""
     return _follower.get()
 
 
 @contextmanager
 def doing(words: str) -> Iterator[None]:
-    """Say what is done in it, which may take a while: in the run's log, and to whoever follows the
-    run."""
+    """While this context lasts, show in the run's log and to its follower what is being done, which
+    may take a while."""
     follower = _follower.get()
     token = _thing.set(secrets.token_hex(8))
     try:
@@ -71,7 +72,7 @@ def doing(words: str) -> Iterator[None]:
 
 
 def now(words: str) -> None:
-    """Say what is done now, as a part of what is being done."""
+    """Show what is done now, as a part of the action of the enclosing ``doing``."""
     runner().log.info("%s", words)
     follower = _follower.get()
     if follower is not None:
@@ -79,7 +80,7 @@ def now(words: str) -> None:
 
 
 class Progress:
-    """Adds up what the parts of one phase say. Thread-safe."""
+    """Adds up the progress of the parts of one phase. Thread-safe."""
 
     def __init__(self, key: str, description: str, total_bytes: int) -> None:
         self._lock = threading.Lock()
@@ -112,7 +113,7 @@ class Progress:
         self._tell(self._total_bytes)
 
     def give_up(self) -> None:
-        """Nothing more of it moves."""
+        """Note that this part moves no more bytes."""
         if self._follower is not None:
             self._follower.ends(self._description)
 

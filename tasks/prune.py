@@ -13,12 +13,13 @@ from torpor.shared.values import SnapshotId
 @step("plan prune", says="looking for what no manifest names")
 def look_for_dead_packs(opened: OpenWorkspace, rules: PruneRules) -> PrunePlan:
     """Read every manifest and list every pack; return what would be freed. Changes nothing."""
-    named = named_by_records(opened)  # before the manifests are listed
+    named = named_by_records(opened)  # read before the manifests are listed
     return plan_prune(opened.store, opened.spec.name, opened.seal, rules, named)
 
 
 def named_by_records(opened: OpenWorkspace) -> dict[SnapshotId, NamedBy]:
-    """The snapshots that the open jobs, the open rentals and the rental that ended last name."""
+    """The snapshots that are named by open jobs, by open rentals or by the rental that ended
+    last."""
     named: dict[SnapshotId, NamedBy] = {}
     last = opened.rentals.last_stored()
     if last is not None and last.snapshot is not None:
@@ -36,7 +37,7 @@ def named_by_records(opened: OpenWorkspace) -> dict[SnapshotId, NamedBy]:
 
 @step("carry out prune", says="marking and deleting what no manifest names")
 def free_dead_packs(opened: OpenWorkspace, plan: PrunePlan) -> Pruned:
-    """Mark and delete as planned; a repeat after a fault does the rest."""
+    """Mark and delete packs as planned. Safe to repeat after a fault: the repeat does the rest."""
     pruned = carry_out(opened.store, plan)
     emit(
         PacksPruned(workspace=opened.spec.name, packs=pruned.freed.packs, bytes=pruned.freed.bytes)

@@ -11,7 +11,7 @@ _answers: ContextVar[Callable[[str], bool] | None] = ContextVar("answers", defau
 
 @contextmanager
 def answered_by(answers: Callable[[str], bool]) -> Iterator[None]:
-    """Ask ``answers`` each question of the flows that this thread runs."""
+    """Within this context, send the questions of flows of this thread to ``answers``."""
     token = _answers.set(answers)
     try:
         yield
@@ -25,6 +25,7 @@ def is_attended() -> bool:
 
 
 def ask(question: str) -> bool | None:
-    """Whether the person at the terminal says yes; None where nobody is there."""
+    """Ask the person at the terminal: True after a yes, False after a no, None where nobody is
+    there."""
     answers = _answers.get()
     return None if answers is None else answers(question)

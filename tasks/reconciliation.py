@@ -27,8 +27,8 @@ from torpor.shared.values import Machine
 @step("compare with rentals")
 def compare_with_rentals(opened: OpenWorkspace) -> tuple[list[Finding], Unread]:
     """Read the machines at all provider blocks, and the rentals of the workspace, under all of its
-    names; and the records that cannot be believed. Changes nothing. A provider of the workspace
-    that does not answer is an error, and so is its store; another one is left out with a warning.
+    names; and the records that cannot be trusted. Changes nothing. A provider of the workspace that
+    does not answer is an error, and so is its store; another one is left out with a warning.
     """
     seen = look_at_markets([opened], opened.markets.every())
     own = {provider.identity for provider in opened.providers}
@@ -82,14 +82,14 @@ def check_silent(opened: OpenWorkspace, machine: Machine) -> None:
 
 @step("end unfinished machine")
 def end_unfinished(opened: OpenWorkspace, machine: Machine, rental: Rental) -> None:
-    """Destroy this one machine, until its end is proven, if its rental says that it was never
-    handed over."""
+    """Destroy one machine, if its rental says that it was never handed over, and wait until its end
+    is proven."""
     end_machine(renter(opened.under(rental.label.workspace)), rental, None, machine)
 
 
 @step("close rental")
 def close_rental(opened: OpenWorkspace, rental: Rental) -> None:
-    """Close the rental of a machine that its user knows to be gone. Nothing is destroyed."""
+    """Close the rental of a machine that its user says is gone. Destroys nothing."""
     why = "its user told reconcile that the machine is gone"
     opened.under(rental.label.workspace).rentals.change(rental, state="ended", why=why)
 

@@ -18,12 +18,12 @@ from torpor.shared.errors import TorporError
 
 _AT_ONCE: Final = 8
 _STORE_S: Final = 30.0
-"""How long one store may hold up the question."""
+"""Seconds that one store may delay the question."""
 
 
 class RentedNow(Report, frozen=True):
     """The open rentals of all workspaces at markets, by the records in their stores. ``unknown``:
-    why those of a workspace are not known, or not all of them, by its block."""
+    by Workspace block, why its rentals are not known, or not all of them."""
 
     rentals: list[Rental]
     unknown: dict[str, str]

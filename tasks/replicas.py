@@ -31,12 +31,12 @@ def restore_share(
     when_first: Callable[[], None],
 ) -> int:
     """Fetch, check and write parts, ``together`` at the same time, until the machine lacks none;
-    returns how many. A repeat fetches those that failed. ``when_first`` is called when all parts
-    that come first are there."""
+    returns how many were fetched. A repeat fetches the parts that failed. ``when_first`` is called
+    when all parts that come first are there."""
     if together == 1:
         return _fetch_all(restore, member, machine, progress, when_first)
     with ThreadPoolExecutor(together, thread_name_prefix="restore-share") as threads:
-        futures = [  # each in a context of the step: Prefect finds its server by it
+        futures = [  # each runs in a context of the step, by which Prefect finds its server
             threads.submit(
                 copy_context().run, _fetch_all, restore, member, machine, progress, when_first
             )

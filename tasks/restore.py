@@ -66,9 +66,9 @@ _NAMED: Final = 5
 
 
 def snapshot_to_wake(opened: OpenWorkspace, wanted: str) -> tuple[StoredSnapshot, OpenWorkspace]:
-    """The same, and the workspace wanting a machine that this snapshot can be woken on: its disk,
-    architecture and CUDA. A snapshot that lacks packs is refused here, and the newest whole one
-    named."""
+    """The snapshot to wake, and the workspace with its requirements on disk, architecture and CUDA
+    set from that snapshot. A snapshot that lacks packs is refused, and the message names the newest
+    whole one."""
     of = opened.spec
     try:
         found, manifest, others, refused = picked(opened, wanted)
@@ -114,7 +114,7 @@ pick_snapshot_to_wake = step(
 
 
 def _beside(opened: OpenWorkspace, woken: Manifest) -> Callable[[StoredState], str]:
-    """Words of what a snapshot holds that the ``woken`` one lacks, or has with other content."""
+    """Text about what a snapshot holds that the ``woken`` one lacks, or has with other content."""
 
     def words(stored: StoredState) -> str:
         try:
@@ -133,7 +133,8 @@ def _beside(opened: OpenWorkspace, woken: Manifest) -> Callable[[StoredState], s
 
 
 def _of_homes(opened: OpenWorkspace) -> list[str]:
-    """That files of a home are stored beside the workspace, and how to bring them."""
+    """A sentence saying that files of a home are stored beside the workspace, and how to restore
+    them."""
     home = opened.home
     ids = snapshot_ids(home.store, home.spec.name) if home else []
     if home is None or not ids:
@@ -149,8 +150,8 @@ def _of_homes(opened: OpenWorkspace) -> list[str]:
 
 
 def check_still_newest(opened: OpenWorkspace, there: Collection[SnapshotId]) -> None:
-    """LacksWork where another snapshot than those ``there`` was verified by now: a hibernation has
-    stored later work since the run picked its snapshot."""
+    """Raise LacksWork where a snapshot was verified that is not among those ``there``: a
+    hibernation has stored later work since the run picked its snapshot."""
     store, name = opened.store, opened.spec.name
     for snapshot, receipt in verified_snapshots(store, name, lambda one: one not in there):
         if not receipt.autosave:
@@ -168,8 +169,9 @@ def picked(opened: StoredWorkspace, wanted: str) -> Picked:
 
 
 class Picked(NamedTuple):
-    """``manifest`` and ``others``, the tips whose work the snapshot lacks: None where the snapshot
-    is not whole, or was not looked at. ``refused``: newer ones that are not used, in words."""
+    """A picked snapshot. ``manifest``, and ``others``, the tips whose work it lacks, are None where
+    the snapshot is not whole or was not read. ``refused``: newer snapshots that are not used, in
+    words."""
 
     snapshot: StoredSnapshot
     manifest: Manifest | None = None
@@ -178,10 +180,9 @@ class Picked(NamedTuple):
 
 
 def _newest(opened: StoredWorkspace, *, saves: bool = True) -> Picked:
-    """The newest state, by default also of what machines ``saves`` on their schedules. Of what a
-    machine made by itself, only what is whole is used. A newer snapshot that a run made is not
-    passed over where it is not whole, nor one of other directories than the block's: OtherPaths,
-    or the snapshot itself, which whoever wants it hears of."""
+    """The newest state, by default also of autosaves (``saves``). An autosave is used only if it is
+    whole. A newer snapshot that a run made is never passed over: if it is not whole, it is returned
+    and its use fails; if it names other directories than the block, OtherPaths is raised."""
     store, of = opened.store, opened.spec
     chosen = choose_newest(store, of.name, opened.seal, of.restorable, saves=saves)
     refused: list[str] = []
@@ -195,12 +196,14 @@ def _newest(opened: StoredWorkspace, *, saves: bool = True) -> Picked:
     if chosen.snapshot is None and chosen.refused:
         raise chosen.refused[0].error
     if chosen.snapshot is None:
-        return Picked(find_snapshot(store, of.name, None))  # SnapshotMissing where there is none
+        # raises SnapshotMissing where there is none
+        return Picked(find_snapshot(store, of.name, None))
     return Picked(chosen.snapshot, chosen.manifest, chosen.aside, refused)
 
 
 def _saved_by_itself(opened: OpenWorkspace, found: StoredSnapshot, manifest: Manifest) -> list[str]:
-    """What a wake says of a save that a machine has made by itself, and of that machine's end."""
+    """What a wake says of an own save that it brings, and of the end of the machine that made
+    it."""
     if not is_autosave(manifest):
         return []
     words = f"this is what the machine saved by itself at {moment(found.modified_unix)}"
@@ -228,7 +231,7 @@ def _instead(opened: OpenWorkspace) -> str:
 
 
 def fitted(want: Want, manifest: Manifest) -> Want:
-    """``want`` for a machine that this snapshot can be woken on."""
+    """``want``, changed so that it describes a machine on which this snapshot can be woken."""
     return fit(want, manifest.environment, disk_bytes(manifest))
 
 
@@ -301,14 +304,15 @@ def begin_restore(restore: RemoteRestore, resume: bool, rented: bool) -> Restore
 
 @step("restore part", run_name="restore part {plan.part}")
 def restore_part(restore: RemoteRestore, plan: RestorePart, progress: Progress) -> RestoredPart:
-    """Fetch, check and write one part; verified data on the disk is not fetched again."""
+    """Fetch, check and write one part; data on the disk that is verified already is not fetched
+    again."""
     return restore.restore_part(plan, lambda event: progress.event(plan.part, event))
 
 
 @step("finish what comes first")
 def finish_first(restore: RemoteRestore, machine: Machine | None) -> None:
-    """Attributes, links and directories of what comes first; an event says that ``machine`` has
-    it."""
+    """Set attributes, links and directories of the files that come first; sends the event that they
+    can be used on ``machine``."""
     _right(restore, restore.finish_first())
     first = FirstReport.of(restore.plan, restore.first_s)
     if machine is not None and first is not None:
@@ -327,7 +331,7 @@ def finish_first(restore: RemoteRestore, machine: Machine | None) -> None:
 
 @step("finish restore", phase="finish", says="setting attributes and links")
 def finish_restore(restore: RemoteRestore) -> Finished:
-    """Attributes, links and directories."""
+    """Set attributes, links and directories of the restored files."""
     return restore.finish()
 
 
@@ -379,8 +383,8 @@ def woken(
 
 
 def moved(opened: OpenWorkspace, machine: Machine, plan: RestorePlan) -> list[str]:
-    """A warning, in the log too, where directories have another path than on the machine of the
-    snapshot. None of machines that are folders of this host: there they always have."""
+    """The warning, logged too, where directories have another path than on the machine of the
+    snapshot. Not for machines that are folders of this host, whose paths always differ."""
     if machine.label is not None and opened.markets.of(machine.provider).abilities.kind == "folder":
         return []
     pairs = zip(opened.places, map(tidy_path, plan.roots), strict=False)
@@ -400,12 +404,12 @@ def _is_newest(wanted: str) -> bool:
 
 
 def _gone(opened: OpenWorkspace, woken: Lineage) -> list[str]:
-    """What a wake says of snapshots that something names and that the store does not show, though
-    nobody has deleted them, where the ``woken`` one does not go on from them: their work is
-    missing."""
+    """What a wake says of snapshots that a record or a lineage names, that the store does not show,
+    and that nobody has deleted: their work is missing, unless the ``woken`` snapshot goes on from
+    them."""
     store, name, found = opened.store, opened.spec.name, woken.snapshot
     try:
-        records = named_by_records(opened)  # before the manifests are listed
+        records = named_by_records(opened)  # read before the manifests are listed
         naming = all_named(store, name, records)
         others = {
             one: by
@@ -437,7 +441,7 @@ def _beside_it(one: SnapshotId, woken: SnapshotId) -> str:
 
 
 def _missing(manifest: Manifest) -> list[str]:
-    """What a wake says where the machine missed something when it made the snapshot."""
+    """What a wake says where the machine missed files or disks when it made the snapshot."""
     paths = []
     for place in recorded_missing(manifest)[:_NAMED]:
         path = f"{manifest.roots[place.root]}/{os.fsdecode(place.path)}".rstrip("/")
@@ -450,7 +454,7 @@ def _missing(manifest: Manifest) -> list[str]:
 
 
 def _mixed(manifest: Manifest) -> list[str]:
-    """What a wake says of files that were stored while they changed."""
+    """What a wake says of files that changed while they were stored."""
     names = [clean(os.fsdecode(entry.path)) for entry in manifest.entries if entry.changed]
     if not names:
         return []

@@ -25,7 +25,8 @@ from torpor.shared.format.lineage import Lineage
 from torpor.shared.values import SnapshotId, made_at, new_snapshot_id
 
 _CLOCK_HOURS: Final = 1.0
-"""A snapshot may seem to come from the future by so much; clocks of two control sides differ."""
+"""Hours by which a snapshot may seem to come from the future, because the clocks of two control
+sides differ."""
 
 
 @step("judge snapshots")
@@ -33,8 +34,8 @@ def judge_snapshots(
     opened: OpenWorkspace, retention: Retention, and_a_new_one: bool, machine: str = ""
 ) -> list[Judged]:
     """The verdict on each snapshot; with ``and_a_new_one``, as if a new one were taken now, of
-    ``machine`` or of the workspace's only one. An open job deletes its saves itself, and goes on
-    from its newest, so no rule counts on them."""
+    ``machine`` or of the workspace's only one. Saves of an open job do not count: the job deletes
+    them itself, and goes on from the newest."""
     saves = {
         save: job.id
         for job in opened.jobs.open()
@@ -81,8 +82,9 @@ def _a_new_one(taken: Sequence[Taken], machine: str, now_unix: float) -> Taken:
 def apply_retention(
     opened: OpenWorkspace, verified: Verified, verdicts: Sequence[Judged]
 ) -> tuple[list[Judged], list[SnapshotId]]:
-    """Delete what no rule keeps and is superseded; this needs the proof of a newer snapshot.
-    Returns the verdicts, with what stays after all, and what was deleted."""
+    """Delete what no rule keeps and is superseded; needs the proof that a newer snapshot was
+    verified. Returns the verdicts, corrected for snapshots that stay after all, and the deleted
+    ones."""
     wanted = [verdict.snapshot for verdict in verdicts if not verdict.kept]
     if not wanted:
         return [*verdicts], []
@@ -103,7 +105,7 @@ def apply_retention(
 
 @step("look for the line")
 def with_their_lines(opened: OpenWorkspace, snapshots: Sequence[SnapshotId]) -> list[SnapshotId]:
-    """The snapshots, and those that only these go on from, but for pinned ones."""
+    """The snapshots, and those from which only these go on, except pinned ones."""
     lines = SnapshotLines.of(opened.store, opened.spec.name, opened.seal)
     return sorted({*snapshots, *lines.only_for(snapshots)})
 
@@ -111,8 +113,8 @@ def with_their_lines(opened: OpenWorkspace, snapshots: Sequence[SnapshotId]) -> 
 @step("delete snapshot", run_name="delete {snapshot}")
 def delete_one(opened: OpenWorkspace, snapshot: SnapshotId, even_newest: SnapshotId | None) -> None:
     """Delete a snapshot's manifest; never a pinned one, and the newest only if ``even_newest``
-    names it. One that is lost, and that something still names, is given up. What alone holds files
-    that it lacks is pinned first.
+    names it. A snapshot that is lost, but still named by something, is given up. Snapshots that
+    alone hold files which it lacks are pinned first.
     """
     succession = Succession(opened.store, opened.spec.name, opened.seal)
     for holder in succession.named(snapshot):
@@ -128,9 +130,9 @@ def delete_one(opened: OpenWorkspace, snapshot: SnapshotId, even_newest: Snapsho
 
 @step("delete earlier snapshots", retries=ONCE)
 def delete_earlier(opened: StoredWorkspace, verified: Verified) -> None:
-    """Delete those of the snapshots that the verified one goes on from of which it has each file,
-    but for pinned ones. A home's snapshot holds what a look has selected: what a later one lacks
-    was not deleted by its user. What fails here fails no run."""
+    """Delete the earlier snapshots of this line whose every file the verified snapshot has, except
+    pinned ones. A snapshot of a home holds what a look has selected, so a file that a later one
+    lacks was not deleted by its user. A failure is a warning."""
     try:
         succession = Succession.of(opened.store, verified, opened.seal)
         earlier = [one.snapshot for one in succession.lines.going_back(verified.snapshot)]
@@ -157,8 +159,8 @@ def unpin_one(opened: OpenWorkspace, snapshot: SnapshotId) -> None:
 
 @step("look at the newest snapshot")
 def look_at_newest(opened: OpenWorkspace, most_hours: float) -> SnapshotId:
-    """The newest verified snapshot; SnapshotOverdue or SnapshotMissing if it is no
-    recent backup. Newer ones that nobody has verified are looked at."""
+    """The newest verified snapshot; SnapshotOverdue or SnapshotMissing if it is no recent backup.
+    Newer snapshots that are not verified are checked first."""
     newest, faults = newest_that_counts(
         opened.store, opened.spec.name, opened.seal, opened.spec.paths
     )
@@ -187,5 +189,5 @@ def look_at_newest(opened: OpenWorkspace, most_hours: float) -> SnapshotId:
 
 
 def tell_of_deletion(opened: StoredWorkspace, snapshot: SnapshotId, reason: str) -> None:
-    """Send the event of a snapshot that is deleted."""
+    """Send the event that a snapshot was deleted."""
     emit(SnapshotDeleted(workspace=opened.spec.name, snapshot=snapshot, reason=reason))

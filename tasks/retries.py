@@ -24,15 +24,16 @@ class StepRetries(NamedTuple):
 
 
 USUAL: Final = StepRetries((1.0, 5.0, 20.0))
-"""Of a step that may be repeated: every one of ours is idempotent."""
+"""The retries of a step that may be repeated. Every step of torpor is idempotent."""
 
 FIRST_OF_STORE: Final = StepRetries(USUAL.waits_s, unreachable_too=False)
-"""Of the first step of a run that asks the store: a store that is not there is named after the five
-attempts of the request, in seconds; one that is slow or busy is asked again."""
+"""The retries of the first step of a run that asks the store. A store that cannot be reached fails
+the step after the five attempts of the request, within seconds; one that is slow or busy is asked
+again."""
 
 WHILE_BUSY: Final = StepRetries((15.0,) * 6, busy_too=True)
-"""Of a step that waits for another run that holds the workspace on the machine: 90 s, which is
+"""The retries of a step that waits for another run that holds the workspace on the machine: 90 s,
 longer than the minute after which a run without its control side gives up."""
 
 ONCE: Final = StepRetries(())
-"""Of a step that must not be repeated, or whose own loop waits and repeats."""
+"""The retries of a step that must not be repeated, or whose own loop waits and repeats."""

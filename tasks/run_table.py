@@ -17,7 +17,7 @@ _flow: ContextVar[str] = ContextVar("flow", default="")
 
 @contextmanager
 def shown_as(flow: str) -> Iterator[None]:
-    """Name the tables of reports after this flow."""
+    """Show the tables of reports under this flow's name."""
     token = _flow.set(flow)
     try:
         yield
@@ -26,7 +26,7 @@ def shown_as(flow: str) -> Iterator[None]:
 
 
 def current_flow() -> str:
-    """The flow that runs."""
+    """The name of the running flow."""
     return _flow.get()
 
 
@@ -38,6 +38,7 @@ def show(report: Report) -> None:
 
 
 def shown(report: Report, fault: E) -> E:
-    """Show the report of a run that fails, for it returns none; returns the fault to raise."""
+    """Show the report of a run that fails, and which therefore cannot return it; returns the error
+    to raise."""
     show(report)
     return fault

@@ -29,7 +29,7 @@ class StepFuture(Protocol[R_co]):
     """A step that was submitted."""
 
     def result(self) -> R_co:
-        """Wait for its end; raises what it raised."""
+        """Wait for the end of the step; raises what the step raised."""
 
 
 class Runner(Protocol):
@@ -37,7 +37,7 @@ class Runner(Protocol):
 
     @property
     def run(self) -> str:
-        """The id of this run: no other run has it."""
+        """The id of this run, unique among runs."""
 
     @property
     def log(self) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
@@ -54,37 +54,40 @@ class Runner(Protocol):
         """The names by which ``open`` knows every workspace of the installation."""
 
     def start(self, flow: Flow[..., Any], key: str, *, queue: str = "", **parameters: Any) -> str:
-        """Run a flow of ours: beside this run where that is possible, and then not twice for the
-        same ``key``, unless that run was killed; else at once. Returns what runs now; empty if it
-        has ended. With ``queue``, it runs there, and never in this run."""
+        """Run a flow of torpor's: as a run of its own where that is possible, and otherwise in this
+        run. A second run with the same ``key`` is not started unless the first was killed. With
+        ``queue``, the flow runs in that queue, and never in this run. Returns what runs now; empty
+        if it has ended."""
 
     def job_runs(self, *states: RunState, queue: str = "", ended_unix: float = 0.0) -> list[JobRun]:
         """The runs of jobs that are in one of these states, in the order of their submission.
-        ``queue``: only of that one. ``ended_unix``: only those that have ended since."""
+        ``queue``: only runs of that queue. ``ended_unix``: only runs that have ended since then."""
 
     def state(self, run: str) -> RunState:
-        """How a run stands."""
+        """The state of a run."""
 
     def cancel(self, run: str) -> None:
         """Cancel a run, as a person does in the UI."""
 
     def give_up(self, run: str, seen: RunState, why: str) -> None:
-        """Record that the process of a run is gone, so that it holds no slot of its pool. Nothing
-        happens to one that is no longer as it was ``seen``."""
+        """Record that the process of a run is gone, so that it holds no slot of its pool. Does
+        nothing if the run's state differs from the one that was ``seen``."""
 
     def put_back(self, run: str, since_unix: float = 0.0) -> bool:
-        """Put a run that a worker took and never started, or one that has crashed, back into its
-        queue, at its place; False if its process was started, if it has crashed too often, if it is
-        in another state, or if nobody has scheduled one that crashed since ``since_unix``."""
+        """Put a run back into its queue, at its place: one that a worker took and never started, or
+        one that has crashed. False if its process was started, if it has crashed too often, if it
+        is in another state, or if it crashed and was not scheduled since ``since_unix``."""
 
     def call(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the step's function, with the step's retries."""
 
     def submit(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> StepFuture[R]:
-        """The same on another thread of a bounded number, in a copy of this context."""
+        """Call the step's function as ``call`` does, on another thread of a bounded number, in a
+        copy of this context."""
 
     def table(self, key: str, rows: Sequence[Row], description: str) -> None:
-        """Show a table in the UI. A failure to show it is a warning in the log; so below."""
+        """Show a table in the UI. A failure to show it is a warning in the log, as for pages and
+        progress bars."""
 
     def page(self, key: str, markdown: str, description: str) -> None:
         """Show a page in the UI."""
@@ -93,7 +96,7 @@ class Runner(Protocol):
         """Renew torpor's own page in the UI."""
 
     def progress(self, key: str, description: str) -> Callable[[float], None]:
-        """Show a progress bar in the UI; the function sets it, in percent."""
+        """Show a progress bar in the UI; the returned function sets it, in percent."""
 
     def event(self, **event: Any) -> None:
         """Send an event that automations can act on; may raise whatever the client raises."""
@@ -110,7 +113,7 @@ def runner() -> Runner:
 
 @contextmanager
 def run_by(other: Runner) -> Iterator[None]:
-    """Make ``other`` the runner of this context."""
+    """Make ``other`` the runner within this context."""
     token = _current.set(other)
     try:
         yield

@@ -24,7 +24,7 @@ from blocks.reference import saved_names
 from torpor.shared.values import HOME
 
 _PAGE: Final = 200
-"""What Prefect lists at once, at most."""
+"""The most rows that Prefect lists at once."""
 
 
 class _Listed(Protocol):
@@ -43,8 +43,8 @@ class BlockSchedule(NamedTuple):
 
 
 class RunsOfBlock(NamedTuple):
-    """``runs``: those that have not ended, but for those that schedules will start. A run that was
-    killed seems to go on. ``schedules``: those whose runs are for the workspace alone. ``shared``:
+    """``runs``: those that have not ended, without those that schedules will start. A run that was
+    killed still counts. ``schedules``: those whose runs are for the workspace alone. ``shared``:
     schedules that list it in ``workspaces``, in words. ``deployments``: those whose own parameters
     name it."""
 
@@ -55,8 +55,9 @@ class RunsOfBlock(NamedTuple):
 
 
 def runs_of_block(block: Workspace) -> RunsOfBlock:
-    """What names the block, also if it was deleted just now; and runs that have its settings
-    instead of a block. Text is never the workspace's own name: another block may be saved so."""
+    """What names the block, even if it was deleted just now, and runs whose parameters hold its
+    settings instead of a block. A plain text is never taken for a workspace's name, because another
+    block may have been saved under it."""
     saved = block._block_document_name
     names = {saved, f"workspace/{saved}"} | ({f"{HOME}{saved}"} - {*saved_names(Workspace)})
     with get_client(sync_client=True) as client:
@@ -107,13 +108,13 @@ def _title(client: SyncPrefectClient, deployment: DeploymentResponse) -> str:
 
 
 def delete_schedule(schedule: BlockSchedule) -> None:
-    """Delete it. Prefect then plans all runs of its deployment anew, but for a late one of another
-    schedule, which no worker took."""
+    """Delete a schedule. Prefect then plans all runs of its deployment again, except late runs of
+    another schedule that no worker took."""
     with get_client(sync_client=True) as client:
         try:
             client.delete_deployment_schedule(schedule.deployment, schedule.id)
         except ObjectNotFound:
-            return  # somebody has deleted it meanwhile
+            return  # the schedule is deleted already
 
 
 def open_runs(client: SyncPrefectClient) -> list[FlowRun]:
@@ -138,8 +139,8 @@ def all_deployments(client: SyncPrefectClient) -> list[DeploymentResponse]:
 
 
 def _all_pages(page: Callable[[list[UUID]], list[ListedT]]) -> list[ListedT]:
-    """Everything that Prefect lists in pages. ``page`` is asked for what was not read yet: by an
-    offset, it would skip a run for each one that has ended since the page before."""
+    """Everything that Prefect lists in pages. ``page`` is given the ids that were read already:
+    paging by an offset would skip a run for each one that has ended since the page before."""
     read: dict[UUID, ListedT] = {}
     while True:
         found = page([*read])

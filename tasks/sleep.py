@@ -1,5 +1,5 @@
-"""Whether a workspace sleeps, and in which snapshot. Only records say so: a rental that has ended
-with a verified snapshot. A machine that merely cannot be reached has an open rental."""
+"""Whether a workspace sleeps, and in which snapshot. Only records decide: a rental that ended with
+a verified snapshot. A machine that merely cannot be reached still has an open rental."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from torpor.shared.values import Machine, SnapshotId, made_at
 
 def check_not_asleep(opened: OpenWorkspace, wanted: str = "") -> None:
     """WorkspaceAsleep if the workspace's last machine, or the ``wanted`` one, was hibernated.
-    InvalidInput if a machine of it may still exist. Look for machines first."""
+    InvalidInput if a machine of the workspace may still exist. The caller has looked for machines
+    before."""
     name = opened.spec.name
     for rental in opened.rentals.open():
         if rental.state != "abandoned" and wanted in ("", rental.machine):
@@ -24,7 +25,7 @@ def check_not_asleep(opened: OpenWorkspace, wanted: str = "") -> None:
                 f"{rental.label.rental} of machine {rental.machine or 'not named yet'} is open "
                 f"({rental.state}): the machine may still exist. The newest verified snapshot is "
                 f"{_newest(opened)}. Try again in a minute; "
-                "reconcile shows such rentals and closes them"
+                f"`torpor reconcile {name}` shows such rentals and how to close them"
             )
     ended = [
         rental
@@ -52,7 +53,7 @@ def check_not_hibernated(opened: OpenWorkspace, machine: Machine) -> None:
     """WorkspaceAsleep if another run has hibernated this machine meanwhile."""
     if machine.label is None:
         return
-    with suppress(StoreError):  # then nothing is known
+    with suppress(StoreError):  # without the store, nothing is known
         ended = opened.rentals.ended(machine.label.rental)
         snapshot = None if ended is None else _slept_as(opened, ended)
         if snapshot is not None:
@@ -62,14 +63,15 @@ def check_not_hibernated(opened: OpenWorkspace, machine: Machine) -> None:
 
 
 def asleep(opened: OpenWorkspace, error: WorkspaceAsleep) -> AsleepReport:
-    """The report of a run that found nothing to do."""
+    """The report of a run that found the workspace asleep and did nothing."""
     return AsleepReport(opened.spec.name, SnapshotId(error.snapshot), str(error))
 
 
 def _held_until(ended: Rental) -> tuple[int, float]:
-    """Until when, in whole Unix seconds, its machine held work: to its end, or to the snapshot that
-    holds it, whose name has whole seconds. A market may be slow to end a hibernated machine, and
-    another may come and go meanwhile. Within one second, the machine that was asked for later."""
+    """Until when a rental's machine held work, in whole Unix seconds: until its end, or until the
+    snapshot that holds its work, whose name has whole seconds. The snapshot counts because a market
+    may take long to end a hibernated machine, while another machine comes and goes. Within one
+    second, the machine that was asked for later counts as the later one."""
     end = ended.ended_unix or 0.0
     if ended.snapshot is not None:
         end = min(end, made_at(ended.snapshot).timestamp())
@@ -81,7 +83,8 @@ def _newest(opened: OpenWorkspace) -> str:
 
 
 def _slept_as(opened: OpenWorkspace, ended: Rental) -> SnapshotId | None:
-    """The snapshot that holds what the machine of an ended rental held, where that is verified."""
+    """The verified snapshot that holds the work of an ended rental's machine; None where there is
+    none."""
     wanted = ended.snapshot
     found = verified_snapshots(opened.store, opened.spec.name, lambda snapshot: snapshot == wanted)
     return next((snapshot for snapshot, _ in found), None)

@@ -42,14 +42,16 @@ preview_snapshot = step(
 def store(
     snapshot: RemoteSnapshot, number: int, passes: int, unusable: Sequence[ObjectKey]
 ) -> PassesOutcome:
-    """Have the machine look for what is new and store it, until it is at rest, in up to ``passes``
-    passes. The first is pass ``number`` of the snapshot. ``unusable`` packs are stored again."""
+    """Have the machine look for new content and store it, in up to ``passes`` passes, until a pass
+    finds nothing new. The first is pass ``number`` of the snapshot. ``unusable`` packs are stored
+    again."""
     with _Shown(snapshot.spec.name, number) as shown:
         return snapshot.store(passes, unusable, shown.event)
 
 
 class _Shown:
-    """Shows passes: what is looked for, then how much of it is stored, each a phase of the run."""
+    """Shows passes as phases of the run: the search for new content, and then how much of it is
+    stored."""
 
     def __init__(self, name: WorkspaceName, number: int) -> None:
         self._name = name
@@ -123,7 +125,7 @@ compare_packs = step("compare packs", says="comparing packs with the store")(
 def commit(
     snapshot: RemoteSnapshot, statistics: dict[str, int]
 ) -> tuple[StoredSnapshot, Committed]:
-    """Write the manifest; then the snapshot exists."""
+    """Write the manifest. From then on the snapshot exists."""
     stored, committed = snapshot.commit(statistics)
     emit(
         SnapshotCommitted(
@@ -141,10 +143,10 @@ def verify(
     opened: StoredWorkspace, snapshot: RemoteSnapshot, stored: StoredSnapshot, machine: str
 ) -> tuple[Verified, SnapshotLines | None]:
     """Read the manifest back and compare every pack with what the store says it has. From then on
-    the snapshot counts as one of ``machine``. Before it does, what alone holds what it lacks is
-    pinned: the next look goes back to here, and no further. That look reads other manifests, so
-    the proof reads this one again. Also returns the lines of the workspace as they were listed for
-    that look."""
+    the snapshot counts as one of ``machine``. Before that, earlier snapshots that alone hold files
+    which it lacks are pinned, because the next look goes back to this snapshot and no further. That
+    look reads other manifests, so the proof reads this one again. Also returns the lines of the
+    workspace as they were listed for that look."""
     store, seal, lines = opened.store, opened.seal, None
     if not is_base(stored.workspace):
         read = read_with_object(store, stored, seal, opened.spec.paths)
@@ -184,8 +186,8 @@ def confirm(
     session: Agent,
     unused: Callable[[], None],
 ) -> Warrant:
-    """Compare the disk once more; return the warrant to destroy, or raise StillChanging. The
-    warrant calls ``unused``, which raises while somebody else uses the machine."""
+    """Compare the disk once more; return the warrant to destroy, or raise StillChanging. Before
+    each destroy the warrant calls ``unused``, which raises while somebody else uses the machine."""
     return warrant_to_destroy(
         opened.store,
         opened.seal,

@@ -1,4 +1,5 @@
-"""Reads what `spend` counts: rentals of a store's workspaces, and what they keep there."""
+"""Reads the records that `spend` adds up: rentals of a store's workspaces, and the bytes that they
+keep there."""
 
 from __future__ import annotations
 
@@ -23,9 +24,8 @@ from torpor.shared.values import Label, WorkspaceName
 
 @dataclass(frozen=True)
 class SpendingRecords:
-    """Everything that a store knows of money. ``of``: the workspace of each name that machines
-    were rented under. ``unread``: the records that were left out, because they cannot be
-    believed."""
+    """Everything that a store knows of money. ``of``: the workspace of each name that machines were
+    rented under. ``unread``: the records that were left out because they cannot be trusted."""
 
     rentals: Sequence[Rental]
     of: Mapping[WorkspaceName, WorkspaceName]
@@ -52,14 +52,14 @@ def read_spending(opened: OpenWorkspace, since: Month, timezone: str) -> Spendin
 
 
 def warn_of(unread: Unread) -> None:
-    """A warning for each record that figures are shown without."""
+    """A warning for each record that the figures leave out."""
     for why in unread.values():
         runner().log.warning("the figures are without a record: %s", why)
 
 
 def _shown(opened: OpenWorkspace, rentals: Sequence[Rental]) -> dict[Label, str]:
-    """The labels of machines that providers show now. One that does not answer is a warning: its
-    machines then count as seen when they were seen last."""
+    """The labels of machines that providers show now. A provider that does not answer is a warning:
+    its machines then count until they were last seen."""
     still_open = [rental for rental in rentals if rental.state != "ended"]
     try:
         providers = opened.markets.concerned(still_open) if still_open else []

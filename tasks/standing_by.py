@@ -1,4 +1,5 @@
-"""What a machine needs to save by itself, and the steps of a job whose machine may have to."""
+"""Gives machines what they need to save by themselves, and finds what a job's machines have
+saved."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from torpor.shared.values import Machine, SnapshotId
 from torpor.shared.wire.autosave import Autosave, Book, LookAtAutosave
 
 STANDBY_S: Final = 180.0
-"""An agent that has not answered after this time hangs. The request may have to pass a slow line:
-it has up to 16 MiB."""
+"""Seconds after which an agent that has not answered hangs. The request is up to 16 MiB, and the
+line may be slow."""
 
 
 @step("stand by")
@@ -33,10 +34,10 @@ def stand_by(
     manifest: Manifest | None = None,
     every_s: float = 0.0,
 ) -> float:
-    """Hand the machine of a job all it needs to save by itself; returns in how many seconds it
-    needs that again. ``basis``: the newest snapshot of this machine, or what it was woken from;
-    ``manifest``: its manifest, if at hand; ``every_s``: how often it saves where nobody else
-    does."""
+    """Give the machine of a job all it needs to save by itself; returns in how many seconds it
+    needs that again. ``basis``: the newest snapshot of this machine, or the one that it was woken
+    from; ``manifest``: that snapshot's manifest, if at hand; ``every_s``: the interval of its
+    saves, if no run saves in between."""
     book = book_for(opened.store, opened.spec, opened.key, job, basis, manifest, every_s)
     give_book(opened, session, machine, book)
     return renewed_s(book.lasts_s)
@@ -45,8 +46,8 @@ def stand_by(
 def give_book(
     opened: OpenWorkspace, session: Agent, machine: Machine, book: Book, instead_of: str = ""
 ) -> None:
-    """Let the machine save by itself with that book from now on, in place of an earlier one, which
-    may be that of the job ``instead_of``."""
+    """Let the machine save by itself with that book from now on, in place of an earlier book, which
+    may be the one of the job ``instead_of``."""
     notices = opened.markets.of(machine.provider).abilities.notices
     request_id = f"{runner().run}:autosave:{secrets.token_hex(8)}"
     request = Autosave(book, list(notices), instead_of)
@@ -54,7 +55,7 @@ def give_book(
 
 
 def job_line(job: Job) -> JobLineage:
-    """The line of a job: what its machines stored on top of its newest save."""
+    """The line of a job: the snapshots that its machines stored on top of its newest save."""
     return JobLineage(
         job.newest,
         frozenset(one.agent for one in job.attempts if one.agent),
@@ -67,8 +68,9 @@ def job_line(job: Job) -> JobLineage:
 
 @step("find newest save")
 def newest_save(opened: StoredWorkspace, job: Job) -> NewestState:
-    """The newest state of the job's own line that is whole in the store: its newest save, or what
-    its machine made by itself after that; before its first save, the workspace's newest state."""
+    """The newest state of the job's own line that is whole in the store: the job's newest save, or
+    a snapshot that its machine made by itself after that; before its first save, the workspace's
+    newest state."""
     of = opened.spec
     chosen = choose_newest(opened.store, of.name, opened.seal, of.restorable, job_line(job))
     for _, error in chosen.refused:
@@ -79,8 +81,9 @@ def newest_save(opened: StoredWorkspace, job: Job) -> NewestState:
 
 
 def is_of_job(job: Job, chosen: NewestState) -> bool:
-    """Whether the chosen snapshot has work of the job: its machine made it, or it goes on from what
-    the job went on from. Else the store has nothing of the job's own line."""
+    """Whether the chosen snapshot has work of the job: the job's machine made it, or it goes on
+    from the snapshot that the job went on from. If not, the store has nothing of the job's own
+    line."""
     manifest = chosen.manifest
     return manifest is not None and (
         agent_of(manifest) in job_line(job).agents or job.newest in lineage_of(manifest).names

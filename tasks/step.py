@@ -19,8 +19,9 @@ R = TypeVar("R")
 class Step(Generic[P, R]):
     """Calling or submitting a step asks the runner of this context to do it: in a flow run of
     Prefect it becomes a task run. ``function`` is what it does, without retries. A call counts as
-    ``phase`` of its run, and says what it does, if these are not empty; what is submitted does
-    not. ``run_name`` and ``says`` may name the function's parameters, as in ``scan {number}``."""
+    ``phase`` of its run, and shows what it ``says``, if these are not empty. A submitted step does
+    neither. ``run_name`` and ``says`` may name the function's parameters, as in ``scan
+    {number}``."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class Step(Generic[P, R]):
         return runner().submit(self, *args, **kwargs)
 
     def label(self, /, *args: P.args, **kwargs: P.kwargs) -> str:
-        """The name of one call: ``scan 2``."""
+        """The name of one call, such as ``scan 2``."""
         return self.name if self.run_name is None else self._filled(self.run_name, *args, **kwargs)
 
     def _filled(self, words: str, /, *args: P.args, **kwargs: P.kwargs) -> str:
@@ -65,5 +66,5 @@ def step(
     phase: str = "",
     says: str = "",
 ) -> Callable[[Callable[P, R]], Step[P, R]]:
-    """Make a step of a function; the parameters are those of Step."""
+    """Make a step of a function; the parameters are the fields of Step."""
     return lambda function: Step(function, name, run_name, retries, phase, says)

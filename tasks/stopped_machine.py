@@ -1,4 +1,4 @@
-"""The steps for a job's machine that its provider has stopped."""
+"""The steps for a job's machine that its provider has stopped (not destroyed)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torpor.shared.values import Machine, StoredSnapshot
 
 @step("start machine", run_name="start {machine.id}", retries=ONCE)
 def start_machine(opened: OpenWorkspace, machine: Machine) -> bool:
-    """Ask its provider to start the machine; False if that cannot. Raises the provider's error."""
+    """Ask the provider to start the machine; False if it cannot. Raises the provider's error."""
     provider = opened.markets.of(machine.provider)
     if not isinstance(provider, Restarts):
         return False
@@ -30,8 +30,8 @@ def start_machine(opened: OpenWorkspace, machine: Machine) -> bool:
 
 @step("find sure save")
 def find_sure_save(opened: OpenWorkspace, job: Job) -> StoredSnapshot | None:
-    """The save for which a job's stopped machine may be ended, its newest or one after it; None if
-    the workspace has none. Raises what refuses the newest one."""
+    """The save for which a job's stopped machine may be ended: its newest, or one after that. None
+    if the workspace has none. Raises the error of the newest save if it is not usable."""
     spec = opened.spec
     return sure_save(opened.store, spec.name, opened.seal, job_line(job), spec.restorable)
 

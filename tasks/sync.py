@@ -19,7 +19,7 @@ stage = step("stage", phase="stage", says="copying what is on the machine alread
 
 @step("sync part", run_name="sync part {plan.part}")
 def sync_part(sync: RemoteSync, plan: RestorePart, progress: Progress) -> None:
-    """Fetch and check one part; what is already on the machine is not fetched again."""
+    """Fetch and check one part; data that is on the machine already is not fetched again."""
     sync.sync_part(plan, lambda event: progress.event(plan.part, event))
 
 
@@ -28,7 +28,7 @@ finish_sync = step("finish sync", phase="change", says="changing the files")(Rem
 
 @step("check sync", phase="check", says="checking what was changed")
 def check_sync(sync: RemoteSync, full: bool) -> Checked:
-    """Compare the machine's disk with the snapshot; StillChanging names what differs."""
+    """Compare the machine's disk with the snapshot; StillChanging names the differences."""
     checked = sync.check(full=full)
     if checked.difference_count:
         raise StillChanging(

@@ -1,4 +1,5 @@
-"""What `torpor top` shows: what `torpor status` does, what each machine does now, and open jobs."""
+"""Reads what `torpor top` shows: the table of `torpor status`, what each machine does now, and open
+jobs."""
 
 from __future__ import annotations
 
@@ -28,17 +29,18 @@ from torpor.shared.values import Machine
 from torpor.shared.wire.activity import GPU_LOST, NO_GPU, UNKNOWN, Sample
 
 LOOK_S: Final = 20.0
-"""The longest look at one machine: one that does not answer is shown as such."""
+"""Seconds for the look at one machine; a machine that has not answered by then is shown as
+silent."""
 AGAIN_S: Final = 60.0
-"""Between two logins to one machine: each is a second of its CPU, and a twentieth of the seconds
-keeps it from being idle."""
+"""Seconds between two logins to one machine. Each login is a second of its CPU, and work in a
+twentieth of the seconds would keep the machine from counting as idle."""
 _RECENT_S: Final = 30.0
 _AT_ONCE: Final = 16
 
 
 class MachineNow(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine and what it does now, by the last seconds of its sampler; None: not known.
-    ``gpu`` is percent of the busiest GPU, ``cpu`` of one core, ``network`` and ``disk`` KiB/s."""
+    """One machine and what it does now, by the last seconds of its sampler; None: unknown. ``gpu``
+    is percent of the busiest GPU, ``cpu`` of one core, ``network`` and ``disk`` KiB/s."""
 
     workspace: str
     machine: str
@@ -51,7 +53,7 @@ class MachineNow(msgspec.Struct, frozen=True, kw_only=True):
     network: int | None = None
     disk: int | None = None
     trouble: str = ""
-    read_unix: float = 0.0  # when it was asked
+    read_unix: float = 0.0  # when the machine was asked
 
     def row(self) -> Row:
         busy = "" if self.gpus == 0 else "?" if self.gpu is None else f"{self.gpu} %"
@@ -71,7 +73,7 @@ class MachineNow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Top(Report, frozen=True):
-    """One picture. ``jobs``: those that have not ended."""
+    """What one refresh of the screen shows. ``jobs``: those that have not ended."""
 
     at_unix: float
     overviews: Overviews
@@ -82,7 +84,7 @@ class Top(Report, frozen=True):
         return f"{moment(self.at_unix)}  {self.overviews.title()}"
 
     def tables(self) -> list[list[Row]]:
-        """Workspaces, machines and jobs; without the tables in which nothing stands."""
+        """The tables of workspaces, machines and jobs; empty tables are left out."""
         jobs = self.jobs.rows() if self.jobs.open or self.jobs.unread else []
         names = ("job", "workspace", "state", "used", "runs on", "command", "saves")
         shown = [{name: row.get(name, "") for name in names} for row in jobs]
@@ -91,7 +93,7 @@ class Top(Report, frozen=True):
 
 
 class _There(NamedTuple):
-    """A machine that is shown, and what an earlier picture showed of it."""
+    """A machine that is shown, and what the last refresh showed of it."""
 
     opened: OpenWorkspace
     machine: Machine
@@ -100,8 +102,8 @@ class _There(NamedTuple):
 
 
 def look_at_top(blocks: Sequence[str], server: AlertServer, last: Top | None = None) -> Top:
-    """Everything that the screen shows, read once. Changes nothing. ``last``: an earlier picture; a
-    machine that was asked less than AGAIN_S before is not asked again."""
+    """Everything that the screen shows, read once. Changes nothing. ``last``: the result of an
+    earlier look; a machine that was asked less than AGAIN_S before is not asked again."""
     known = {one.machine: one for one in last.machines} if last is not None else {}
     opened, closed = open_all(sorted(blocks))
     there: dict[str, _There] = {}

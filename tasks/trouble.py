@@ -1,4 +1,4 @@
-"""What went wrong with one of several machines, workspaces or markets."""
+"""Errors of one among several machines, workspaces or markets."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from torpor.shared.errors import TorporError, as_ours
 
 
 def trouble(error: Exception) -> TorporError:
-    """The error as one of ours, for whoever goes on with the others. The log has the traceback of
-    one that is not: what a hostile machine, market or store says may raise anything."""
+    """The error as one of torpor's, for a caller that continues with the other machines, workspaces
+    or markets. An error of another kind, which a hostile machine, market or store can cause, is
+    logged with its traceback."""
     found = as_ours(error)
     if found is not error:
         runner().log.error("an error that torpor does not know: %s", found, exc_info=error)

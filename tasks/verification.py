@@ -30,7 +30,7 @@ def pick_snapshots(opened: OpenWorkspace, wanted: str) -> list[SnapshotId]:
     if wanted not in ("", NEWEST):
         return [snapshot_id(wanted)]
     newest = newest_snapshot(opened.store, opened.spec.name)
-    if newest is None:  # says what to do
+    if newest is None:  # raises an error that says what to do
         return [find_snapshot(opened.store, opened.spec.name, None).snapshot]
     return [newest]
 
@@ -54,8 +54,8 @@ def examine_packs(examination: Examination, part: int, progress: Progress) -> li
 def record_verified(
     opened: OpenWorkspace, found: Verification, verdicts: Sequence[SnapshotVerdict]
 ) -> None:
-    """Each snapshot that is verified counts from now on, and a damaged one no more. One whose
-    manifest cannot be read is left as it is: the key may be wrong."""
+    """Record the result: each verified snapshot counts from now on, and each damaged one no longer.
+    A snapshot whose manifest cannot be read is left as it is, because the key may be wrong."""
     known = Catalog(opened.store, opened.spec.name).receipts()
     for one in verdicts:
         if not one.whole and found.root_of(one.snapshot):

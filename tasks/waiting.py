@@ -1,4 +1,4 @@
-"""What a run says while it waits for its store, and what the waiting costs."""
+"""What a run says while it waits for its store, and what its machines cost meanwhile."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torpor.shared.values import Away, Machine, MachineId
 Log: TypeAlias = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 SAID_S: Final = 60.0
-"""One line a minute, however many parts wait."""
+"""Seconds between two lines about a wait, however many parts wait."""
 _MOST_ERROR: Final = 500
-"""Characters of an error that a machine may have made up."""
+"""Characters kept of an error, which a hostile machine may have made up."""
 
 
 class StoreWaits:
     """Hears of every wait for the store of one run, on this host and on its machines. Thread-safe.
 
-    ``prices``: what each machine costs an hour that the run has opened, None where it is unknown.
+    ``prices``: what each machine that the run has opened costs an hour, None where that is unknown.
     """
 
     def __init__(
@@ -37,18 +37,18 @@ class StoreWaits:
         self._prices: dict[MachineId, float | None] = {}
 
     def stands(self, machine: Machine) -> None:
-        """The run works on this machine from now on."""
+        """Count this machine's price from now on: the run works on it."""
         if machine.label is not None:
             with self._lock:
                 self._prices[machine.id] = machine.price_usd_h or None
 
     def ends(self, machine: Machine) -> None:
-        """It costs nothing any more."""
+        """Count this machine's price no longer."""
         with self._lock:
             self._prices.pop(machine.id, None)
 
     def hear(self, away: Away) -> None:
-        """Say it, unless that was done within the last minute."""
+        """Log a wait for the store, at most once a minute."""
         with self._lock:
             now_s = self._clock()
             if self._said_s is not None and now_s - self._said_s < SAID_S:
@@ -66,7 +66,7 @@ class StoreWaits:
 
 
 def _costs(prices: dict[MachineId, float | None], away_s: float) -> str:
-    """What the machines cost meanwhile, in words."""
+    """What the run's machines cost while it waits, in words."""
     if not prices:
         return ""
     known = [price for price in prices.values() if price is not None]
@@ -80,12 +80,12 @@ def _costs(prices: dict[MachineId, float | None], away_s: float) -> str:
     )
 
 
-_waits: Final[dict[str, StoreWaits]] = {}  # by run: a process has few
+_waits: Final[dict[str, StoreWaits]] = {}  # by run id; one process has few runs
 _lock: Final = threading.Lock()
 
 
 class HasLog(Protocol):
-    """What runs this run."""
+    """An object with the log of a run."""
 
     @property
     def run(self) -> str: ...
@@ -95,6 +95,6 @@ class HasLog(Protocol):
 
 
 def waits_of(runner: HasLog) -> StoreWaits:
-    """The waits of its run."""
+    """The waits of this run."""
     with _lock:
         return _waits.setdefault(runner.run, StoreWaits(runner.log))

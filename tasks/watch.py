@@ -1,4 +1,4 @@
-"""The steps of watch: what stands where, and whether it is idle."""
+"""The steps of watch: which machines there are, and whether each is idle."""
 
 from __future__ import annotations
 
@@ -54,30 +54,31 @@ from torpor.shared.values import (
 from torpor.shared.wire.activity import JUPYTER_SILENT, NOBODY, PERSON, Activity
 
 MACHINE_S: Final = 300.0
-"""The longest look at one machine: one that hangs must not hold up the verdicts on the others. A
-new agent may have to be installed within it."""
+"""Seconds for the look at one machine, so that a machine that hangs does not delay the verdicts on
+the others. A new agent may have to be installed within this time."""
 
 STORE_S: Final = 300.0
-"""How long one store may hold up a look in all, before it is this store's trouble alone. Stores are
-read one after the other: with five that never end an answer, a look stays within the half hour
-after which machines with a deadline stop."""
+"""Seconds that one store may delay a look in all. After that the look continues without the store's
+workspaces. Stores are read one after the other: with five stores that never finish an answer, a
+look stays within the half hour after which machines with a deadline stop."""
 
 OWN_WORK_S: Final = 1800.0
-"""How long a hibernation of an idle machine waits for torpor's own work there, most often a backup.
-If it gave up at once, the machine would cost money until watch starts the next one."""
+"""Seconds that a hibernation of an idle machine waits for torpor's own work on the machine, most
+often a backup. If it gave up at once, the machine would cost money until watch starts the next
+hibernation."""
 OWN_WORK_POLL_S: Final = 5.0
 
 LOOK_AGAIN_S: Final = (30.0, 60.0)
-"""Before the next looks at a machine of which the first one does not say who uses it. Its sampler,
-which the first login may have started, has written by then, and a run whose control side is gone
-has ended."""
+"""The waits in seconds before further looks at a machine that was never handed over, where the
+first look does not say who uses it. By then its sampler, which the first login may have started,
+has written, and a run whose control side is gone has ended."""
 
 
 class AllMachines(msgspec.Struct, frozen=True):
     """What the providers and the stores know. ``silent`` and ``unread``: the error of each provider
-    that did not answer, and of each workspace whose store did not, or that has a rental which
-    cannot be believed. ``lost``: the alerts of machines that had gone without torpor, whose rentals
-    this look has closed. ``unjudged``: the machines whose rentals cannot be read."""
+    that did not answer, and of each workspace whose store did not, or that has a rental record
+    which cannot be trusted. ``lost``: the alerts of machines that ended without torpor, and whose
+    rentals this look has closed. ``unjudged``: the machines whose rentals cannot be read."""
 
     findings: list[Finding]
     silent: dict[str, str]
@@ -94,8 +95,8 @@ class AllMachines(msgspec.Struct, frozen=True):
 def patient(
     blocks: Mapping[str, OpenWorkspace], most_s: float = STORE_S
 ) -> dict[str, OpenWorkspace]:
-    """The same workspaces, each of whose stores may hold up this look for ``most_s``. The budgets
-    open the stores once more."""
+    """The workspaces, opened again so that each of their stores may delay this look for ``most_s``
+    seconds. The budgets open the stores once more."""
     patience = StorePatience(most_s)
     return {
         block: replace(
@@ -119,10 +120,11 @@ def _patient_budgets(
 @step("list machines")
 def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
     """All machines of the workspaces at all provider blocks, compared with their rentals, as
-    reconcile does for one. Changes nothing. What does not answer is left out and named."""
+    reconcile does for one workspace. Changes nothing. Providers and stores that do not answer are
+    left out and named."""
     known = {p.identity: p for opened in workspaces for p in opened.markets.named}
     closed: dict[str, str] = {}
-    for opened in workspaces[:1]:  # the same provider blocks for all of them
+    for opened in workspaces[:1]:  # all workspaces have the same provider blocks
         for reference, one in opened.each():
             if isinstance(one, TorporError):
                 closed[reference] = str(one)
@@ -148,9 +150,10 @@ def close_gone(
     workspaces: Sequence[OpenWorkspace],
     newest: Mapping[WorkspaceName, float | None],
 ) -> AllMachines:
-    """What there is once the rentals of machines that have gone are closed. One that cannot be
-    looked for stays open: unknown is not gone. A loss is remembered first: the next look tells of
-    it, should this one be killed. ``newest``: when each workspace's newest snapshot was made."""
+    """Close the rentals of machines that have gone; returns the machines that remain. A machine
+    that cannot be looked for keeps its rental: unknown is not gone. A loss is remembered before its
+    rental is closed, so that the next look sends the alert if this one is killed. ``newest``: when
+    each workspace's newest snapshot was made."""
     of = {name: opened for opened in workspaces for name in names_of(opened.spec.name)}
     left: list[Finding] = []
     lost: list[Alert] = []
@@ -167,8 +170,8 @@ def _close(
     finding: Finding,
     newest: Mapping[WorkspaceName, float | None],
 ) -> tuple[bool, list[Alert]]:
-    """Whether the rental of this finding is closed now, and the alerts of its lost machine: also
-    where the write failed, which may have been done all the same."""
+    """Whether the rental of this finding is closed now, and the alerts of its lost machine. The
+    alerts are returned also if the write failed, because it may have been done."""
     rental, machine = finding.rental, finding.machine
     if rental is None or rental.machine is None or finding.kind == "at another provider":
         return False, []
@@ -180,7 +183,8 @@ def _close(
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
         why = trouble(error)
         runner().log.warning("rental %s of %s stays open: %s", rental.label.rental, name, why)
-        return False, [] if isinstance(error, HandedOver) else alerts  # another run has ended it
+        # another run has ended the machine
+        return False, [] if isinstance(error, HandedOver) else alerts
 
 
 def _foretell(
@@ -189,8 +193,9 @@ def _foretell(
     newest: Mapping[WorkspaceName, float | None],
     rental: Rental,
 ) -> None:
-    """Nobody is told of the machine of an open job, which rents another one by itself. A job that
-    has ended may have left its machine to its user."""
+    """Remember the alerts of a lost machine before its rental is closed. None for the machine of an
+    open job, which rents another machine by itself. A job that has ended may have left its machine
+    to its user."""
     job = opened.jobs.of(rental.job) if rental.job else None
     if job is None or job.ended:
         unverified_unix = _unverified_unix(opened.under(rental.label.workspace))
@@ -199,8 +204,8 @@ def _foretell(
 
 
 def _unverified_unix(opened: OpenWorkspace) -> float | None:
-    """When the store got the last snapshot, where that is not the newest verified one; None also
-    where the store does not say."""
+    """When the store got the last snapshot, if that is newer than the newest verified one; None
+    otherwise, and where the store does not say."""
     store, name = opened.store, opened.spec.name
     try:
         times, sure = snapshot_times(store, name), newest_verified(store, name)
@@ -212,7 +217,8 @@ def _unverified_unix(opened: OpenWorkspace) -> float | None:
 
 
 def has_deadline(opened: OpenWorkspace, machine: Machine) -> bool:
-    """Whether a machine that runs is stopped by its provider's side unless it is renewed."""
+    """Whether a machine that runs has a deadline at its provider, which stops it unless the
+    deadline is renewed."""
     if machine.state != "running":
         return False
     return opened.markets.of(machine.provider).abilities.deadline_s is not None
@@ -220,16 +226,16 @@ def has_deadline(opened: OpenWorkspace, machine: Machine) -> bool:
 
 @step("renew deadline", run_name="renew deadline of {machine.id}", retries=ONCE)
 def renew_deadline(opened: OpenWorkspace, machine: Machine) -> None:
-    """Let the machine go on. Raises the provider's error."""
+    """Renew a machine's deadline. Raises the provider's error."""
     provider = opened.markets.of(machine.provider)
     if isinstance(provider, Deadlines):
         provider.renew(machine)
 
 
 class MachineLook(NamedTuple):
-    """``saves``: what the machine says of its own saves. ``idle_unix``: when it will have been idle
-    for long enough if nobody uses it any more; None where nobody can say. ``use``: what it does
-    now, for metrics; None where it did not answer."""
+    """What a look at one machine has found. ``saves``: what the machine says of its own saves.
+    ``idle_unix``: when it will have been idle for long enough if nobody uses it any more; None
+    where nobody can say. ``use``: what it does now, for metrics; None where it did not answer."""
 
     verdict: Verdict
     saves: AutosaveSummary = NO_SAVES
@@ -241,15 +247,17 @@ class MachineLook(NamedTuple):
 def look_at(
     opened: OpenWorkspace, machine: Machine, rental: Rental, saves: OpenWorkspace | None
 ) -> MachineLook:
-    """The verdict on a machine that was handed over; Unknown, with the error, where it cannot be
-    had within MACHINE_S.
+    """The verdict on a machine that was handed over; Unknown, with the error, if there is no
+    verdict within MACHINE_S.
 
     With ``saves``, a block of its workspace, the look also changes something: it gives the machine
     a new book, with which it saves its workspace by itself as this block says, where it needs one,
-    and then deletes autosaves that a newer one has made superfluous (``renew_autosave``)."""
+    and then deletes autosaves that a newer one has made superfluous (``renew_autosave``).
+    """
     try:
         with session_with(opened, machine, MACHINE_S) as session:
-            over = threading.Timer(MACHINE_S, session.close)  # an open call then raises AgentLost
+            # closing ends an open call with AgentLost
+            over = threading.Timer(MACHINE_S, session.close)
             over.start()
             try:
                 activity = _read(opened, session)
@@ -267,7 +275,7 @@ def look_at(
 
 
 def seen(look: StepFuture[MachineLook]) -> MachineLook:
-    """What a look that was submitted has seen; Unknown also where the look itself failed."""
+    """The result of a look that was submitted; Unknown also where the look itself failed."""
     try:
         return look.result()
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
@@ -279,8 +287,8 @@ def check_idle(
     opened: OpenWorkspace, machine: Machine, session: Agent, since_s: float | None
 ) -> float:
     """MachineInUse unless the machine is idle; returns the time on its boot clock. With that time
-    as ``since_s``, only what happened since is judged, and torpor's own run is no work. Without it,
-    such a run, a backup for example, is waited for."""
+    as ``since_s``, only what happened since then is judged, and torpor's own run does not count as
+    work. Without ``since_s``, waits for a run of torpor's, such as a backup."""
     rental = None if machine.label is None else opened.rentals.of(machine.label)
     ends_s = time.monotonic() + OWN_WORK_S
     while True:
@@ -316,8 +324,8 @@ class LeftLook(msgspec.Struct, frozen=True):
     """``works``: the agent works for a run now; None where it did not say, with the ``error``.
     ``used``: who uses the machine, or has used it: it may have been handed over, whatever its
     record says, which may be an older one that was put back in the store. ``unsure``: why nobody
-    can say whether a person uses it. Both are empty where there is nothing to say. ``holds``: the
-    snapshot that it has restored whole, where that is not the workspace's newest."""
+    can say whether a person uses it. Both are empty if no use was seen. ``holds``: the snapshot
+    that the machine has restored whole, if that is not the workspace's newest."""
 
     works: bool | None
     used: str = ""
@@ -366,8 +374,8 @@ def _look_at_left(opened: OpenWorkspace, machine: Machine) -> LeftLook:
 @step("see who uses it", retries=ONCE)
 def who_uses(opened: OpenWorkspace, machine: Machine, session: Agent) -> tuple[str, str]:
     """Who uses the machine, or has used it, as far as it says; and why nobody can say whether a
-    person does. Both are empty where there is nothing to say. The workspace's programs are no use
-    of a machine that was handed over: the hand-over has started them, and a hibernation freezes
+    person does. Both are empty if no use was seen. The workspace's programs do not count as use of
+    a machine that was handed over: the hand-over has started them, and a hibernation freezes
     them."""
     activity = _read(opened, session)
     rental = None if machine.label is None else opened.rentals.of(machine.label)
@@ -396,7 +404,8 @@ def _users(activity: Activity) -> tuple[str, str]:
 
 
 def seen_left(look: StepFuture[LeftLook]) -> LeftLook:
-    """As ``seen``."""
+    """The result of a look at a machine that was left; an unknown one also where the look itself
+    failed."""
     try:
         return look.result()
     except Exception as error:  # noqa: BLE001 - the others are looked at all the same
@@ -405,8 +414,8 @@ def seen_left(look: StepFuture[LeftLook]) -> LeftLook:
 
 @step("find newest snapshot")
 def newest_made_unix(opened: OpenWorkspace) -> float | None:
-    """When the workspace's newest verified snapshot was made; None if it has none. In a store in
-    which this version has not verified anything yet, every snapshot counts."""
+    """When the workspace's newest verified snapshot was made; None if it has none. If the store
+    holds no receipt yet, every snapshot counts."""
     store, name = opened.store, opened.spec.name
     newest = newest_verified(store, name) or newest_snapshot(store, name)
     return None if newest is None else made_at(newest).timestamp()
@@ -417,8 +426,8 @@ def _read(opened: OpenWorkspace, session: Agent) -> Activity:
 
 
 def _rules(opened: OpenWorkspace, rental: Rental | None) -> IdleRules:
-    """A machine that was rented for a job which never began, because whoever was to begin it has
-    gone, waits for nobody."""
+    """The idle rules of a machine. A machine that was rented for a job that never began, because
+    its run has gone, counts as unused and waits for nobody."""
     rules = opened.spec.idle
     if rental is not None and rental.job and opened.jobs.of(rental.job) is None:
         return msgspec.structs.replace(rules, unused=True)

@@ -48,25 +48,25 @@ Opened = TypeVar("Opened", bound="StoredWorkspace")
 
 @dataclass(frozen=True)
 class StoredWorkspace:
-    """A workspace and the store that keeps it: what snapshots and restores need."""
+    """A workspace and its opened store: what snapshots and restores need."""
 
     spec: WorkspaceSpec
     store: ObjectStore
     key: bytes | None = field(repr=False)  # the workspace's own key, never the store's
 
     def under(self: Opened, name: WorkspaceName) -> Opened:
-        """The same under a reserved name, for machines that hold no work of their own. The key is
-        the workspace's: nothing is sealed under that name."""
+        """This workspace under a reserved name, for machines that hold no work of their own. The
+        key stays the workspace's, because nothing is sealed under the reserved name."""
         return replace(self, spec=msgspec.structs.replace(self.spec, name=name))
 
     def accepting(self: Opened, paths: Sequence[str]) -> Opened:
-        """The same, whose snapshots may also name these directories; raises InvalidInput."""
+        """This workspace, whose snapshots may also name these directories; raises InvalidInput."""
         accepted = [machine_path(path.strip()) for path in paths]
         return replace(self, spec=msgspec.structs.replace(self.spec, accept_paths=accepted))
 
     def accepting_losses(self: Opened, changed: Sequence[str], lost: Sequence[str]) -> Opened:
-        """The same, where files that match ``changed`` may change while they are read, and these
-        directories outside of the workspace may be ``lost`` with the machine."""
+        """This workspace, where files that match ``changed`` may change while they are read, and
+        where the directories ``lost``, outside of the workspace, may be lost with the machine."""
         of = self.spec
         spec = msgspec.structs.replace(
             of,
@@ -94,7 +94,8 @@ class StoredWorkspace:
 
 @dataclass(frozen=True)
 class OpenWorkspace(StoredWorkspace):
-    """A workspace, its store, and the providers and the identity of its machines, all opened."""
+    """A workspace with its store, its providers and the SSH identity of its machines, all
+    opened."""
 
     providers: tuple[Provider, ...]
     identity: Identity = field(repr=False)
@@ -105,16 +106,19 @@ class OpenWorkspace(StoredWorkspace):
     each: Callable[[], Sequence[tuple[str, Provider | TorporError]]] = field(
         default=tuple, repr=False
     )
-    """The same by their references, with the error of each that cannot be opened."""
+    """Opens all provider blocks of the installation, by their references, with the error of each
+    that cannot be opened."""
     project: str = ""
     job: str = ""
     """The job that machines are rented for."""
     thaws: bool = False
-    """Whether the newest snapshot holds that job's command, frozen."""
+    """Whether the newest snapshot holds the frozen command of that job."""
     beside: frozenset[MachineId] = frozenset()
-    """Its machines that lack the newest save of that job: another one is rented beside them."""
+    """Machines of the workspace that lack the newest save of that job: another machine is rented
+    beside them."""
     most_usd_h: float | None = None
-    """What all that is rented at once may cost: the money of its job pays for no more."""
+    """The most USD an hour that all machines rented at once may cost: the job's money pays for no
+    more."""
     past_budgets: bool = False
     """Whether a person lets that job rent where the budgets of the workspace are spent."""
     budgets: Callable[[], Sequence[OpenBudget]] = field(default=tuple, repr=False)
@@ -123,22 +127,23 @@ class OpenWorkspace(StoredWorkspace):
     """Loads what the store costs; None if unknown."""
     store_key: bytes | None = field(default=None, repr=False)
     left: Sequence[str] = ()
-    """What the snapshot that is to be woken lacks, for people: what was left behind on its machine,
-    the work of others."""
+    """What the snapshot to wake lacks, for people: files left behind on its machine, and the work
+    of others."""
     places: Sequence[str] = ()
-    """The paths of that snapshot's directories on its machine; empty where they are unknown."""
+    """The paths of the woken snapshot's directories on the machine that made it; empty where
+    unknown."""
 
     @property
     def freezing(self) -> OpenWorkspace:
-        """The same, for a machine on which its programs are started, or a job's frozen command, and
-        go on where they can."""
+        """This workspace, wanting a machine on which its programs, or a job's frozen command, can
+        go on where possible."""
         spec = self.spec
         process = spec.process if spec.freezes else "try" if self.thaws else "never"
         want = msgspec.structs.replace(spec.want, process=process)
         return replace(self, spec=msgspec.structs.replace(spec, want=want))
 
     def wanting(self, change: WantChange) -> OpenWorkspace:
-        """The same, for one rental that wants other machines. InvalidInput where the GPU is not
+        """This workspace with other wishes for one rental. InvalidInput where the GPU is not
         understood."""
         wishes_of(Want(gpu=change.gpu))
         change = msgspec.structs.replace(change, gpu=counted(change.gpu))
@@ -146,7 +151,7 @@ class OpenWorkspace(StoredWorkspace):
         return replace(self, spec=spec)
 
     def base(self, name: WorkspaceName, paths: list[str]) -> StoredWorkspace:
-        """The environment of a stack, as a workspace of its own in the same store."""
+        """The workspace in the same store that keeps the environment of a stack."""
         of = self.spec
         spec = WorkspaceSpec(
             name, paths, parts=of.parts, part_bytes=of.part_bytes, compression=of.compression
@@ -155,8 +160,8 @@ class OpenWorkspace(StoredWorkspace):
 
     @property
     def home(self) -> StoredWorkspace | None:
-        """What is stored of a home beside the workspace, as a workspace of its own in the same
-        store; None where the store is not sealed."""
+        """The workspace in the same store that keeps a home's files beside this workspace; None
+        where the store is not sealed."""
         if self.store_key is None:
             return None
         kept = self.base(home_of(self.spec.name), [HOME_ROOT])
@@ -164,8 +169,8 @@ class OpenWorkspace(StoredWorkspace):
 
     @property
     def at_home(self) -> OpenWorkspace:
-        """The same, without a provider, for what acts on the store alone; InvalidInput where the
-        store is not sealed."""
+        """The workspace of ``home`` without a provider, for actions on the store alone;
+        InvalidInput where the store is not sealed."""
         home = self.home
         if home is None:
             raise InvalidInput(
@@ -175,7 +180,7 @@ class OpenWorkspace(StoredWorkspace):
         return replace(self, spec=home.spec, key=home.key, providers=(), others=tuple, each=tuple)
 
     def base_key(self, name: WorkspaceName) -> bytes | None:
-        """The key that seals that environment; None where this workspace stays plain."""
+        """The key that seals the environment of a stack; None where the workspace is not sealed."""
         if self.store_key is None and self.key is None:
             return None
         return workspace_key(self.store_key or b"", name)
@@ -188,8 +193,8 @@ class OpenWorkspace(StoredWorkspace):
     def of(
         cls, workspace: Workspace | str, on_away: Callable[[Away], None] | None = None
     ) -> OpenWorkspace:
-        """Load the blocks a workspace refers to; errors name the block and what to do. ``on_away``
-        hears of each wait for its store."""
+        """Load the blocks that a workspace refers to; errors name the block and what to do.
+        ``on_away`` is told of each wait for the store."""
         with loading_once():
             block = Workspace.of(workspace)
             tuning = block.open_tuning()
@@ -214,7 +219,8 @@ class OpenWorkspace(StoredWorkspace):
 
 
 def check_volumes(providers: Sequence[Provider], spec: WorkspaceSpec) -> None:
-    """InvalidInput where a machine of one of them would have a volume in the workspace."""
+    """InvalidInput if a machine of one of these providers would have a volume inside the
+    workspace."""
     for provider in providers:
         for path, root in product(volumes_of(provider), spec.paths):
             if overlap(path, tidy_path(re.sub("^~", "/root", root))):

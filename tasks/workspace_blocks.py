@@ -24,15 +24,15 @@ def open_workspace(workspace: Workspace | str) -> OpenWorkspace:
 
 
 def open_stored(workspace: Workspace | str) -> OpenWorkspace:
-    """The same for what acts on the store alone. ``home--NAME`` is what a hibernate has stored of a
-    home beside workspace NAME, unless a block is saved under that name. InvalidInput where a block
-    is saved under NAME too."""
+    """Load the blocks that actions on the store alone need. ``home--NAME`` is what a hibernate has
+    stored of a home beside workspace NAME, unless a block is saved under that name. InvalidInput
+    where a block is saved under NAME too."""
     owner = block_of(workspace)
     return open_workspace(workspace) if owner == workspace else open_workspace(owner).at_home
 
 
 def block_of(workspace: Workspace | str) -> Workspace | str:
-    """The block on whose machines the files were that ``open_stored`` opens."""
+    """The block whose machines had the files that ``open_stored`` opens."""
     if not isinstance(workspace, str) or not workspace.startswith(HOME):
         return workspace
     owner, blocks = workspace.removeprefix(HOME), runner().workspaces()
@@ -46,7 +46,7 @@ def block_of(workspace: Workspace | str) -> Workspace | str:
 
 
 def kept_of_home(opened: OpenWorkspace) -> OpenWorkspace | None:
-    """What is stored of homes beside the workspace, where there is anything."""
+    """The stored home files beside the workspace, if there are any."""
     home = None if opened.spec.name.startswith(HOME) else opened.home
     if home is None or not any(True for _ in home.store.list(packs_prefix(home.spec.name))):
         return None
@@ -54,7 +54,7 @@ def kept_of_home(opened: OpenWorkspace) -> OpenWorkspace | None:
 
 
 def say_of_home(opened: OpenWorkspace, how: str) -> None:
-    """Log that something is stored of homes beside the workspace, and ``how`` to act on it."""
+    """Log that files of homes are stored beside the workspace, and ``how`` to act on them."""
     if kept_of_home(opened) is not None:
         name = f"{HOME}{opened.spec.name}"
         runner().log.warning(
@@ -66,7 +66,7 @@ def say_of_home(opened: OpenWorkspace, how: str) -> None:
 
 
 def open_all(names: Iterable[str]) -> tuple[dict[str, OpenWorkspace], dict[str, TorporError]]:
-    """The workspaces by the names of their blocks, and the errors of those that cannot be
+    """The opened workspaces by the names of their blocks, and the errors of those that cannot be
     opened."""
     opened, closed = {}, {}
     wanted = [*names]

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 import tempfile
 from typing import Final
@@ -11,6 +12,9 @@ from hypothesis import HealthCheck, settings
 # Keep bytecode, whatever the shell says: else each process of a test compiles Prefect, 8 s of CPU.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# A shell starts what is to run in the background deaf to Ctrl-C, and so is all that this starts: a
+# test of Ctrl-C would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Flows find the installation of the user who runs them: tests must not find that of a developer.
 _STATE: Final = tempfile.TemporaryDirectory(prefix="torpor-state-", ignore_cleanup_errors=True)
 os.environ["XDG_STATE_HOME"] = _STATE.name

@@ -33,7 +33,7 @@ def adopt(
     Args:
         workspace: The workspace that the machine holds.
         machine: The market or the provider block, and the machine's id there.
-        price: What it costs, in dollars an hour, where the market does not state it.
+        price: What it costs, in dollars an hour; 0 where the market states it.
         host_key: The only host key that it may show. Otherwise you are shown the first one.
         yes: Do not ask.
         release: Give the adopted machine up. It runs on, and torpor never ends it.
@@ -54,6 +54,6 @@ def adopt(
             print_report(seen, as_json=False, wide=chosen.wide)
             if not agrees("Let torpor store this machine, prove that, and then DESTROY it?"):
                 raise RunCancelled("nothing was adopted")
-            host_key = seen.host_key  # what the question has shown
+            host_key = seen.host_key  # the key that the question has shown
         report = flows.adopt(workspace, machine, price, host_key, dry_run=False, release=release)
         print_report(report, as_json=chosen.json, wide=chosen.wide)

@@ -6,14 +6,22 @@ A command's module imports Prefect only when the command runs: `torpor --help` a
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import shlex
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 
-from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnknownOptionError
+from cyclopts import (
+    App,
+    CycloptsError,
+    Group,
+    Parameter,
+    UnknownCommandError,
+    UnknownOptionError,
+)
 
 from deployments.terminal import say
 from torpor.shared.plain_text import short
@@ -45,11 +53,35 @@ Exit codes: 0 done, 1 failed, 2 wrong use, 3 refused because something would
 be lost, 130 Ctrl-C.
 """
 
+
+def _default(value: Any) -> str | None:
+    """What the help shows as an option's default: nothing of a switch that is off, or of what is
+    empty."""
+    return None if value is None or value is False or value == "" else str(value)
+
+
+def _with_whole_paragraphs(command: Callable[..., Any]) -> None:
+    """Join the lines of each paragraph of a command's docstring: the help breaks lines where the
+    terminal ends, and would keep those of the source too."""
+    joined: list[str] = []
+    before = ""
+    for line in (inspect.getdoc(command) or "").splitlines():
+        deeper = len(line) - len(line.lstrip()) > len(before) - len(before.lstrip())
+        text = bool(line.strip() and before.strip()) and before != "Args:"
+        if text and (deeper or not line.startswith(" ")):
+            joined[-1] += f" {line.strip()}"
+        else:
+            joined.append(line)
+            before = line
+    command.__doc__ = "\n".join(joined)
+
+
 app = App(
     name="torpor",
     help=HELP,
     version=lambda: f"torpor {version('torpor')}",
     help_format="plaintext",
+    default_parameter=Parameter(show_default=_default),
     result_action="return_value",
     suppress_keyboard_interrupt=False,
 )
@@ -99,11 +131,18 @@ COMMANDS: Final[dict[Group, tuple[Callable[..., int | None], ...]]] = {
 }
 for group, commands in COMMANDS.items():
     for command in commands:
+        _with_whole_paragraphs(command)
         app.command(command, group=group)
+for command in (jobs.run_, jobs.list_, jobs.status, jobs.log, jobs.approve, jobs.cancel):
+    _with_whole_paragraphs(command)
 app.command(jobs.job)
 PASSING_ON: Final = (("ssh",), ("job", "run"), ("run",))
-"""Commands that pass words on to a machine."""
-app.register_install_completion_command(name="completion", group=HERE)
+"""Commands that pass on words of the command line to a machine."""
+app.register_install_completion_command(
+    name="completion",
+    group=HERE,
+    help="Write a script for your shell, so that the Tab key completes commands and options.",
+)
 
 
 def main() -> None:
@@ -114,7 +153,7 @@ def main() -> None:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    gc.freeze()  # else Python looks for garbage in all that was imported, for 0.3 s, as it ends
+    gc.freeze()  # otherwise Python searches all imported objects for garbage as it ends, for 0.3 s
     sys.exit(code)
 
 
@@ -130,15 +169,19 @@ def _run(arguments: list[str]) -> int:
             )
             return WRONG_USE
     if os.environ.get("NO_COLOR"):
-        from rich.console import Console  # cyclopts' own writes in bold all the same
+        from rich.console import Console  # cyclopts' own console writes in bold all the same
 
         app.console = Console(color_system=None)
     try:
         _check_words(arguments)
         return app(arguments, exit_on_error=False, print_error=False) or 0
     except CycloptsError as error:
-        chain = () if isinstance(error, UnknownCommandError) else tuple(error.command_chain or ())
-        of = "its options" if chain else "the commands"
+        chain = tuple(error.command_chain or ())
+        of = (
+            "its options"
+            if chain and not isinstance(error, UnknownCommandError)
+            else "the commands"
+        )
         says = f"`{' '.join(['torpor', *chain, '--help'])}` lists {of}."
         if chain in PASSING_ON and isinstance(error, UnknownOptionError):
             says = f"Options of the command for the machine follow `--`. {says}"

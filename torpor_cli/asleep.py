@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def name_of(block: Workspace) -> str:
-    """The name of the saved block, however it was written: workspace/mywork is mywork, too."""
+    """The name of the saved block, however a person wrote it: mywork for workspace/mywork, too."""
     return str(block._block_document_name)
 
 
@@ -33,7 +33,8 @@ def check_asleep(block: Workspace, done: str) -> tuple[OpenWorkspace, RunsOfBloc
     workspace = name_of(block)
     try:
         opened = open_workspace(block)
-        uses = runs_of_block(block)  # first: a run that has ended since has left its records
+        # first, because a run that has ended since then has left its records
+        uses = runs_of_block(block)
         found = [*in_use(opened), *uses.runs]
     except TorporError as error:
         raise WorkspaceAwake(
@@ -100,7 +101,7 @@ def put_back(block: Workspace, *, overwrite: bool = False, lost: str = "") -> It
 
 
 def _saved_again(block: Workspace, overwrite: bool, lost: str) -> str:
-    """Save the block; what became of it, in words."""
+    """Save the block; returns in words what happened to it."""
     from blocks import Workspace
     from blocks.reference import saved_names
 
@@ -126,7 +127,8 @@ def _ended_by_signals() -> Iterator[None]:
     numbers = [
         number
         for number in (signal.SIGHUP, signal.SIGTERM)
-        if signal.getsignal(number) is not signal.SIG_IGN  # as nohup has it
+        # ignored signals stay ignored, as under nohup
+        if signal.getsignal(number) is not signal.SIG_IGN
     ]
 
     def end(first: int, _: FrameType | None) -> None:

@@ -43,20 +43,21 @@ if TYPE_CHECKING:
     import httpx
 
 _OURS: Final = "hibernate/hibernate"
-"""A deployment that every server has where `torpor up` ran."""
+"""A deployment that exists on every server on which `torpor up` ran."""
 _WATCH: Final = "watch/watch"
 _HERE: Final = 14200
-"""The port of this host that examples of `ssh -L` take: 4200 is the usual one of `torpor up`."""
+"""The port of this host in examples of `ssh -L`: 4200 is already the usual port of `torpor up`."""
 
 
 def connect(address: str, *, idle: IdleChoice | None = None) -> None:
-    """Have every command of this host use the Prefect server of a torpor elsewhere.
+    """Make every command on this host use the Prefect server of a torpor on another host.
 
     torpor connect https://torpor.example.org
 
     It asks for the server's login, the whole line `user:password`, or reads it from
-    PREFECT_API_AUTH_STRING; a login is never an option. It checks that the server answers, takes
-    the login, and is of a version that this one can talk to. `torpor disconnect` goes back.
+    PREFECT_API_AUTH_STRING where PREFECT_API_URL is this address; a login is never an option. It
+    checks that the server answers, takes the login, and is of a version that this one can talk to.
+    `torpor disconnect` goes back.
 
     Args:
         address: The server's address, as the browser has it.
@@ -64,7 +65,7 @@ def connect(address: str, *, idle: IdleChoice | None = None) -> None:
     """
     api_url, folder = _api_url(address), state_folder()
     _see_that_it_is_elsewhere(api_url, folder)
-    before = connection(folder, needed=False)  # a damaged one is replaced
+    before = connection(folder, needed=False)  # a damaged connection file is replaced
     with Waiting(f"asking {api_url}"):
         asks = _asks_for_login(api_url)
     login = _login(api_url) if asks else ""
@@ -108,7 +109,7 @@ def disconnect() -> None:
     """Undo `torpor connect`: commands use this host's own server again, where it has one."""
     folder = state_folder()
     file = folder / CONNECTION_FILE
-    with suppress(OSError):  # of a `connect` that was killed, with the login
+    with suppress(OSError):  # the file of a `connect` that was killed, which holds the login
         file.with_name(f"{file.name}.new").unlink()
     if not file.exists():
         raise InvalidInput(f"this host is not connected: there is no {file}")
@@ -124,8 +125,8 @@ def disconnect() -> None:
 
 
 def _api_url(address: str) -> str:
-    """The address of the API there. InvalidInput where the login would be seen on the way, or is
-    part of the address."""
+    """The address of the API of the server at this address. InvalidInput where the login would be
+    seen on the way, or is part of the address."""
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
@@ -134,8 +135,7 @@ def _api_url(address: str) -> str:
     if parts.username is not None or parts.password is not None:
         raise InvalidInput(
             "the address has a login in it, which every process of this host can read, and your "
-            f"shell's history: leave it out; torpor asks, or reads {LOGIN_VARIABLE}. Change that "
-            "password"
+            "shell's history: leave it out; torpor asks for it. Change that password"
         )
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
         raise InvalidInput(
@@ -176,10 +176,9 @@ def _see_that_it_is_elsewhere(api_url: str, folder: Path) -> None:
 
 def _login(api_url: str) -> str:
     """From the environment or the terminal, never from an argument. The environment's login stays
-    here where this host knows another server, whose login it may be."""
-    choice = choose_server(connected=False)
-    others = choice is not None and choice.taken.api_url != api_url
-    login = "" if others else os.environ.get(LOGIN_VARIABLE, "").strip()
+    here unless the environment names its server too: it may be another one's."""
+    of_it = plain_address(os.environ.get(API_URL, "")) == api_url
+    login = os.environ.get(LOGIN_VARIABLE, "").strip() if of_it else ""
     if not login:
         if not sys.stdin.isatty():
             raise InvalidInput(
@@ -202,8 +201,8 @@ def _asks_for_login(api_url: str) -> bool:
 
 
 def _version(api_url: str, login: str) -> str:
-    """Prefect's version there. InvalidInput where it refuses the login, is no Prefect server, or of
-    a version that this one does not talk to."""
+    """The version of Prefect on the server. InvalidInput where it refuses the login, is no Prefect
+    server, or of a version that this one does not talk to."""
     answer = _get(api_url, "admin/version", login)
     if answer.status_code in UNAUTHORIZED:
         raise InvalidInput(
@@ -236,7 +235,7 @@ def _version(api_url: str, login: str) -> str:
 
 
 def _version_there(api_url: str, login: str) -> str:
-    """The version of torpor that made the deployments there. InvalidInput where none did."""
+    """The version of torpor that made the server's deployments. InvalidInput where none has one."""
     answer = _get(api_url, f"deployments/name/{_OURS}", login)
     if not answer.is_success:
         raise InvalidInput(
@@ -248,7 +247,7 @@ def _version_there(api_url: str, login: str) -> str:
 
 
 def _is_watched(api_url: str, login: str) -> bool:
-    """Whether the schedule of watch is on there."""
+    """Whether the schedule of watch is on at the server."""
     answer = _get(api_url, f"deployments/name/{_WATCH}", login)
     watch = _fields(answer) if answer.is_success else {}
     schedules = watch.get("schedules") or []
@@ -256,7 +255,8 @@ def _is_watched(api_url: str, login: str) -> bool:
 
 
 def _fields(answer: httpx.Response) -> dict[str, Any]:
-    """A deployment as the server has it. InvalidInput where the answer is none."""
+    """The fields of a deployment as the server has it. InvalidInput where the answer is no
+    deployment."""
     try:
         found = answer.json()
     except ValueError:
@@ -270,7 +270,8 @@ def _fields(answer: httpx.Response) -> dict[str, Any]:
 
 
 def _choose(idle: IdleChoice) -> None:
-    """Switch watch there, whatever other server the variables of this shell name."""
+    """Switch the schedule of watch at this server, whatever other server the variables of this
+    shell name."""
     for variable in (API_URL, PROFILE):
         os.environ.pop(variable, None)
     with connected():

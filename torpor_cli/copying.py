@@ -50,23 +50,24 @@ Flag = Annotated[bool, Parameter(negative=())]
 AnswerT = TypeVar("AnswerT")
 
 TRIES: Final = 6
-"""So often in a row a connection may break without a byte in between."""
+"""How often in a row a connection may break without having moved a byte."""
 _PAUSE_S: Final = 2.0
-"""Before the second try; before each further one, twice as long."""
+"""Seconds before the second try. Each further wait is twice as long."""
 _SHOWN_S: Final = 0.2
 _END_S: Final = 10.0
 _BUFFER_BYTES: Final = 256 * 1024
 _LOGIN_BYTES: Final = 1 << 20
-"""What a login's files may print before the machine's side of a copy begins."""
+"""Bytes that a login's files (such as .bashrc) may print before the machine's side of a copy
+begins."""
 _WORDS: Final = 300
 _KEPT_BYTES: Final = 64 * 1024
-"""Of what `ssh` says on standard error."""
+"""Bytes kept of what `ssh` writes to standard error."""
 _SAID_S: Final = 0.5
-"""So long its last words are waited for."""
+"""Seconds to wait for the last words of `ssh`."""
 _NAMED: Final = 5
 _MARK: Final = b"torpor-begins\n"
 _TO_READ: Final = b"\n" * 64
-"""What a login's files may read. Python skips empty lines."""
+"""Input that a login's files may read. Python skips the empty lines that are left."""
 _BEGIN: Final = (
     "cd /; echo; echo torpor-begins; for python in python3 /usr/bin/python3 python3.14 python3.13 "
     'python3.12 python3.11 python3.10; do command -v "$python" >/dev/null 2>&1 && exec "$python" '
@@ -77,13 +78,13 @@ _SCRIPTED: Final = (
 )
 _THERE: Final = re.compile(r"([a-z0-9][a-z0-9-]*):(.*)", re.DOTALL)
 _OURS: Final = ".torpor-"
-"""How names of what torpor leaves beside files begin."""
+"""How names of files begin that torpor leaves beside others."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """What a push of a folder of this host would carry. ``names``: of its files and symlinks, below
-    it, sorted."""
+    """What a push of a folder of this host would carry. ``names``: the sorted paths of its files
+    and symlinks, below the folder."""
 
     path: Path
     files: int
@@ -105,8 +106,8 @@ class Copied:
 
 @dataclass(frozen=True)
 class Side:
-    """The other side of a copy. ``argv`` starts a shell's command there; ``roots``: the directories
-    of the workspace."""
+    """The other side of a copy. ``argv`` starts a shell command on the other side; ``roots``: the
+    directories of the workspace."""
 
     who: str
     argv: list[str]
@@ -185,7 +186,7 @@ def push(
     outside: Flag = False,
     machine: str = "",
 ) -> int:
-    """Copy what differs of a folder here into the folder of its name in a workspace.
+    """Copy the files of a folder here that differ into the folder of the same name in a workspace.
 
     What the folder's .gitignore files name stays here, and .git. Nothing is copied to a machine
     while a job runs there.
@@ -219,7 +220,7 @@ def push(
             if delete or overwrite:
                 look = _look(side, asked)
                 stored = _Stored(back_up(workspace, machine=machine), workspace, side, look)
-                check_no_job(workspace, machine)  # one may have begun meanwhile
+                check_no_job(workspace, machine)  # a job may have begun meanwhile
                 wishes = wishes._replace(before_ns=look.now_ns)
                 asked |= {"wishes": wishes._asdict(), "where": look.where}
 
@@ -248,7 +249,7 @@ def pull(
     machine: str = "",
     yes: Flag = False,
 ) -> int:
-    """Copy what differs of the folder of its name in a workspace into a folder here.
+    """Copy the files that differ from a workspace's folder of the same name into a folder here.
 
     What .gitignore files here name stays there, and .git: `torpor cp` brings results. Of a sleeping
     workspace, the newest snapshot is read.
@@ -272,7 +273,8 @@ def pull(
     agreed: set[str] = set()
 
     def agree(names: list[str]) -> None:
-        if not yes and not agreed.issuperset(names):  # a connection that breaks asks no second time
+        # after a connection has broken, the same question is not asked again
+        if not yes and not agreed.issuperset(names):
             _ask_to_delete(path, names, workspace)
             agreed.update(names)
 
@@ -292,7 +294,7 @@ def pull(
 
 def look_at(folder: Path, exclude: Sequence[str] = ()) -> Folder:
     """What a push of the folder would carry. ``exclude``: further patterns, as in .gitignore.
-    InvalidInput for what could not be sent, or would be something else on a machine."""
+    InvalidInput for entries that cannot be sent, or that would mean something else on a machine."""
     path = folder.expanduser().resolve()
     names = _names(path, exclude=exclude)
     files = size = 0
@@ -332,8 +334,8 @@ def send(folder: Folder, workspace: str, into: str, *, machine: str = "") -> Cop
 
 
 def back_up(workspace: str, *, machine: str = "", as_json: bool = False) -> str:
-    """Take a snapshot of what stands on the machine, before it is replaced or lost; its id. Call it
-    inside ``connected``."""
+    """Take a snapshot of the machine before files on it are replaced or deleted; returns the
+    snapshot's id. Call it inside ``connected``."""
     import flows
     from torpor.control.upkeep.reports import BackupReport
 
@@ -366,8 +368,8 @@ def check_no_job(workspace: str, machine: str = "") -> None:
 
 
 class _Look(NamedTuple):
-    """Of the machine: what its clock says, the real path of the copy, and of the workspace's
-    directories, in their order."""
+    """What a look at the machine showed: the time of its clock, the real path of the copy, and the
+    real paths of the workspace's directories, in their order."""
 
     now_ns: int
     where: str
@@ -383,14 +385,15 @@ def _look(side: Side, asked: dict[str, Any]) -> _Look:
 
 
 class _Stored:
-    """What a snapshot has of the directory that a folder is copied into, and what was kept there as
-    it lacks that: files that `exclude` of the workspace names, and what is younger."""
+    """What a snapshot has of the directory that a folder is copied into, and what was kept because
+    the snapshot lacks it: files that `exclude` of the workspace names, and what is younger."""
 
     def __init__(self, snapshot: str, workspace: str, side: Side, look: _Look) -> None:
         from flows.procedures.listing import list_entries
 
         self._snapshot = snapshot
-        self._tops: list[tuple[str, str]] = []  # a directory of the workspace, and where below it
+        # a directory of the workspace, and the target's place below it
+        self._tops: list[tuple[str, str]] = []
         for name, root in zip(side.roots, look.roots, strict=False):
             below = os.path.relpath(look.where, root)
             if below.partition("/")[0] != "..":
@@ -402,7 +405,7 @@ class _Stored:
         self._other: set[str] = set()
 
     def lacks(self, there: list[Entry]) -> set[str]:
-        """Which of the names of a machine the snapshot does not have as they are."""
+        """The names of a machine that the snapshot does not have as they are now."""
         self._absent.clear()
         self._other.clear()
         for entry in there:
@@ -415,7 +418,7 @@ class _Stored:
         return self._absent | self._other
 
     def told(self, sent: set[str]) -> int:
-        """Say what was kept; the exit code. ``sent``: names that were to be replaced."""
+        """Print what was kept; returns the exit code. ``sent``: names that were to be replaced."""
         for names, why in (
             (self._absent, "does not have it: `exclude` of the workspace names it, or it is new"),
             (self._other, "has another version of it"),
@@ -431,7 +434,8 @@ class _Stored:
             return entry.kind == "d"
         if stored.kind == "symlink":
             return (entry.kind, entry.target) == ("l", stored.target)
-        if stored.kind == "hard link":  # to a file of the same directory of the workspace
+        # the link leads to a file of the same directory of the workspace
+        if stored.kind == "hard link":
             first = self._entries.get(os.path.normpath(os.path.join(root, stored.target)))
             if first is None:
                 return False
@@ -460,13 +464,14 @@ def _source(path: str) -> Source:
 
 
 def _called(paths: list[str], root: str, to: Target) -> set[str] | None:
-    """What the copies of these paths of a workspace are called here: a machine that sends another
-    name is hostile. None where the target has a name for the only one."""
+    """The names here of the copies of these paths of a workspace. A machine that sends another name
+    is hostile. None where the target has a name for the only one."""
     names: set[str] = set()
     for path in paths:
         whole = os.path.normpath(path if path.startswith("~") else os.path.join(root, path))
         name = os.path.basename(whole)
-        if name in (".", "..") or (name == whole and name.startswith("~")):  # the machine knows it
+        # the machine knows the name
+        if name in (".", "..") or (name == whole and name.startswith("~")):
             if to.rename:
                 return None
             raise InvalidInput(
@@ -493,15 +498,15 @@ def _names(path: Path, *, everything: bool = False, exclude: Sequence[str] = ())
 
 
 def _left_out(path: Path, names: list[str], *, everything: bool) -> set[str]:
-    """Which names below a folder are neither sent nor deleted."""
+    """The names below a folder that are neither sent nor deleted."""
     within = _within(path, names, _is_git_directory)
     never = {name for name in names if _is_never(name)} | {*within, *within.values()}
     return never | _ignored(path, names, never, everything=everything)
 
 
 def _not_taken(path: Path, entries: list[Entry], *, everything: bool) -> set[str]:
-    """Which names of a machine do not come into a folder. What could make programs run here is
-    said."""
+    """The names of a machine that are not copied into a folder here. Names that could make
+    programs run here are reported."""
     never = _of_git(path, entries)
     _say_never(never, "`torpor cp` with its name copies it all the same")
     names = [entry.name for entry in entries]
@@ -525,15 +530,16 @@ def _ignored(path: Path, names: list[str], never: set[str], *, everything: bool)
 
 
 def _modes() -> int:
-    """The bits of a mode that this process gives files: a machine's 0777 is nobody's wish here."""
+    """The bits of a mode that this process gives files: the umask also applies to a mode 0777 that
+    a machine sends."""
     mask = os.umask(0o077)
     os.umask(mask)
     return 0o777 & ~mask
 
 
 def _never_below(to: Target, entries: list[Entry]) -> set[str]:
-    """Which names of a copy to this host are left out, and said: those that a machine could write
-    programs into, where the user has not named them."""
+    """The names of a copy to this host that are left out and reported: those through which a
+    machine could have programs run here, unless the user has named them."""
     tops = {entry.name.partition("/")[0] for entry in entries}
     never: set[str] = set()
     for top in tops:
@@ -546,9 +552,10 @@ def _never_below(to: Target, entries: list[Entry]) -> set[str]:
 
 
 def _of_git(folder: Path, entries: list[Entry], *, whole: bool = False) -> set[str]:
-    """Which names of a machine would have git run what it writes into the folder: each `.git`, and
-    each file `HEAD`, without which git takes no other directory for a repository; and all names in
-    a directory that has a `HEAD` here. ``whole``: the folder is a `.git` that the user named."""
+    """The names of a machine that would have git run what it writes into the folder: each
+    `.git`, and each file `HEAD`, without which git takes no other directory for a repository; and
+    all names in a directory that has a `HEAD` here. ``whole``: the folder is a `.git` that the user
+    named."""
     never = {entry.name for entry in entries if _is_never(entry.name)}
     if not whole:
         never |= {entry.name for entry in entries if entry.kind != "d" and is_head(entry.name)}
@@ -557,7 +564,8 @@ def _of_git(folder: Path, entries: list[Entry], *, whole: bool = False) -> set[s
 
 
 def _within(folder: Path, names: list[str], is_one: Callable[[str], bool]) -> dict[str, str]:
-    """The names that are in such a directory here, with that directory: empty for the folder."""
+    """The names that are in a directory for which ``is_one`` holds here, each with that directory,
+    which is empty for the folder itself."""
     known: dict[str, str | None] = {}
 
     def looked_up(parts: list[str]) -> str | None:
@@ -582,7 +590,8 @@ def _has_head(folder: str) -> bool:
 
 
 def _is_git_directory(folder: str) -> bool:
-    """Whether git takes it for one, whatever its name: `git init --separate-git-dir` makes some."""
+    """Whether git takes the directory for a git directory, whatever its name: `git init
+    --separate-git-dir` makes some."""
     if not _has_head(folder):
         return False
     there = [os.path.lexists(os.path.join(folder, x)) for x in ("commondir", "objects", "refs")]
@@ -600,12 +609,12 @@ def _say_never(never: set[str], advice: str) -> None:
 
 
 def _tops(names: set[str]) -> list[str]:
-    """Those that are in no other one, sorted."""
+    """The names that are below no other one, sorted."""
     return sorted(name for name in names if name.rpartition("/")[0] not in names)
 
 
 def _ask_to_delete(folder: Path, names: list[str], workspace: str) -> None:
-    """Ask the person at the terminal. Directories in which no file is deleted need no question."""
+    """Ask the person at the terminal. Directories without deleted files are not mentioned."""
     files = [name for name in names if (folder / name).is_symlink() or not (folder / name).is_dir()]
     if files:
         what = "1 file" if len(files) == 1 else f"{len(files):,} files"
@@ -615,8 +624,8 @@ def _ask_to_delete(folder: Path, names: list[str], workspace: str) -> None:
 
 
 def _is_never(name: str) -> bool:
-    """Of a folder that is pushed or pulled, no such name is copied, nor one below what `cp` brings
-    here. A machine that could write ``.git`` here would run programs here."""
+    """Whether no such name is copied in a push or pull, nor below what `cp` brings here. A machine
+    that could write ``.git`` here would run programs here."""
     return is_of_git(name) or any(part.lower().startswith(_OURS) for part in name.split("/"))
 
 
@@ -624,7 +633,7 @@ def _is_never(name: str) -> bool:
 
 
 def _writable(workspace: str, machine: str) -> Side:
-    """The workspace's machine. A person at a terminal may have it waked."""
+    """The workspace's machine. A person at a terminal is asked whether to wake the workspace."""
     with connected():
         try:
             return machine_side(workspace, machine)
@@ -645,8 +654,8 @@ def _writable(workspace: str, machine: str) -> Side:
 def _readable(
     workspace: str, paths: list[str], to: Target, machine: str
 ) -> Iterator[tuple[Side, list[str]]]:
-    """The workspace's machine, or, while it is asleep, files out of its newest snapshot, which are
-    here as long as this context; and their paths there."""
+    """The workspace's machine, or, while it is asleep, files out of its newest snapshot, which
+    exist here as long as this context; and the paths on that side."""
     with connected():
         try:
             side = machine_side(workspace, machine)
@@ -677,7 +686,7 @@ def _readable(
                         wanted,
                         os.path.join(kept, str(number)),
                         machine="here",
-                        leave_git=True,  # a command that is killed leaves these files there
+                        leave_git=True,  # a command that is killed leaves these files on this host
                     )
                 for words in restored.warnings:
                     say(f"torpor: warning: {plain(words)}", sys.stderr)
@@ -712,7 +721,7 @@ def machine_side(workspace: str, machine: str, mark: str = "") -> Side:
 
 
 def begin_argv() -> list[str]:
-    """The command that begins the other side of a copy, which is sent to it."""
+    """The command that begins the other side of a copy; tree_copy.py is then sent to it."""
     return ["/bin/sh", "-c", _BEGIN, "torpor", "-I", "-c", _SCRIPTED]
 
 
@@ -783,8 +792,8 @@ def _done(
     does: Callable[[Stream, Callable[[int, int], None]], AnswerT],
     words: str,
 ) -> AnswerT:
-    """Do it over a new connection, and again where one that stood breaks: what was copied is not
-    copied again."""
+    """Run the copy over a new connection, and again if a working connection breaks: what was copied
+    is not copied again."""
     shown = _Shown(words)
     shown.begins()
     tries, begun = 1, False
@@ -818,9 +827,9 @@ class _Lost(Exception):
 
 
 class _LastWords(threading.Thread):
-    """Reads what a program says on standard error until that ends, and keeps the end of it: a
-    machine may say more than a disk holds. A shared connection may keep the pipe open, so that the
-    thread outlives the program."""
+    """Reads a program's standard error until it is closed, and keeps the last of it: a machine may
+    say more than a disk holds. A shared connection may keep the pipe open, so that the thread
+    outlives the program."""
 
     def __init__(self, said: IO[bytes]) -> None:
         super().__init__(name="last words", daemon=True)
@@ -834,7 +843,7 @@ class _LastWords(threading.Thread):
 
 
 class _Shown:
-    """Tells whoever follows the command of the bytes, a few times a second."""
+    """Reports the bytes to the follower of the command, a few times a second."""
 
     def __init__(self, words: str) -> None:
         from tasks.progress import following
@@ -889,7 +898,7 @@ def _connected_to(side: Side) -> Iterator[Stream]:
         raise _Lost(plain(words[-_WORDS:]) or str(error)) from None
     finally:
         if not whole:
-            process.kill()  # else the rest of what is buffered would wait for it
+            process.kill()  # otherwise the rest of the buffer would wait for the process
         with suppress(OSError):
             stdin.close()
         stdout.close()
@@ -921,7 +930,7 @@ def _begin(stdin: IO[bytes], stdout: IO[bytes]) -> None:
 
 
 def _told(report: Report, who: str = "", *, dry_run: bool = False, delete: bool = False) -> int:
-    """Say what was copied; the exit code."""
+    """Print what was copied; returns the exit code."""
     where = f"{who}:{report.target}" if who else report.target
     does = "would copy" if dry_run else "copied"
     files = "1 file" if report.files == 1 else f"{report.files:,} files"

@@ -77,7 +77,7 @@ def delete(
         print_rows([{"what": what, "becomes": then} for what, then in becomes.items()], wide=wide)
         if not yes:
             _ask(workspace, snapshots=snapshots)
-            if _look(block)[1] != found:  # the answer took its time
+            if _look(block)[1] != found:  # if the answer took long, things may have changed
                 raise _changed(workspace)
             _check_not_listed(workspace, found.uses)
             if snapshots:
@@ -87,7 +87,7 @@ def delete(
         with put_back(block, lost=_lost(found, snapshots=snapshots)):
             for schedule in found.uses.schedules:
                 delete_schedule(schedule)
-            _delete_block(block)  # no wake begins with a snapshot that is to go
+            _delete_block(block)  # first, so that no wake begins with a snapshot that is deleted
             if _look(block)[1].snapshots != found.snapshots:
                 raise _changed(workspace)
             if snapshots:
@@ -97,18 +97,20 @@ def delete(
 
 
 def _delete_block(block: Workspace) -> None:
-    """By its id, so that a block which somebody has saved under its name stays."""
+    """Delete the block by its id, so that a block which somebody has saved under its name since
+    stays."""
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
 
     if block._block_document_id is None:
         raise InvalidInput(f"workspace {block.name} is no saved block")
-    with get_client(sync_client=True) as client, suppress(ObjectNotFound):  # it is gone already
+    # the block is deleted already
+    with get_client(sync_client=True) as client, suppress(ObjectNotFound):
         client.delete_block_document(block._block_document_id)
 
 
 def _lost(found: _Found, *, snapshots: bool) -> str:
-    """What does not come back with a block that is put back."""
+    """What does not come back with a block that is saved again."""
     lost = ". Its schedules may be deleted" if found.uses.schedules else ""
     lost += ". Some of its snapshots may be deleted" if snapshots else ""
     if found.uses.deployments:
@@ -139,7 +141,7 @@ def _changed(workspace: str) -> WorkspaceAwake:
 
 
 def _check_not_listed(workspace: str, uses: RunsOfBlock) -> None:
-    """InvalidInput where something lists it among other workspaces, and would fail without it."""
+    """InvalidInput where a schedule lists the workspace among others, and would fail without it."""
     from blocks import Budget
     from blocks.reference import load_all
 
@@ -158,7 +160,7 @@ def _check_not_listed(workspace: str, uses: RunsOfBlock) -> None:
 
 
 def _check_only_block(block: Workspace) -> None:
-    """InvalidInput where another block is the same workspace."""
+    """InvalidInput where another block names the same workspace."""
     from blocks import Workspace
     from blocks.reference import load_all
 
@@ -171,7 +173,7 @@ def _check_only_block(block: Workspace) -> None:
 
 
 def _check_not_pinned(opened: OpenWorkspace, found: _Found) -> None:
-    """SnapshotKept where their user has pinned some: before the first of them goes."""
+    """SnapshotKept where the user has pinned snapshots. Checked before the first one is deleted."""
     from torpor.control.upkeep.pins import pin_times
 
     for name in found.snapshots:
@@ -183,7 +185,7 @@ def _check_not_pinned(opened: OpenWorkspace, found: _Found) -> None:
 
 
 def _becomes(block: Workspace, found: _Found, *, snapshots: bool) -> dict[str, str]:
-    """What is deleted, and what is kept."""
+    """What is deleted and what is kept, as rows for the question."""
     kinds = {
         "object-store": [block.store],
         "ssh-identity": [block.identity],
@@ -221,13 +223,13 @@ def _ask(workspace: str, *, snapshots: bool) -> None:
 
 
 def _delete_snapshots(opened: OpenWorkspace, found: _Found) -> None:
-    """The newest last: an earlier one would become the newest."""
+    """Delete the snapshots, the newest last: otherwise an earlier one would become the newest."""
     from tasks.retention import tell_of_deletion
     from torpor.control.upkeep.deletion import delete_snapshot
 
     for each in filter(None, (opened, opened.home)):
         for one in found.snapshots[each.spec.name]:
-            with suppress(SnapshotMissing):  # somebody has deleted it meanwhile
+            with suppress(SnapshotMissing):  # somebody has deleted the snapshot meanwhile
                 delete_snapshot(each.store, each.spec.name, one, even_newest=one, named=True)
                 tell_of_deletion(each, one, "asked for")
 

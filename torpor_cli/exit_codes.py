@@ -1,4 +1,4 @@
-"""Exit codes, and what is said of an error."""
+"""The exit code of an error, and the message for it."""
 
 from __future__ import annotations
 
@@ -38,19 +38,21 @@ _REFUSED: Final = (
     UnsavedWork,
     WorkspaceAwake,
 )
-"""Something would be lost, overwritten or paid for twice."""
+"""Errors whose exit code is that of a refusal: something would be lost, overwritten or paid for
+twice."""
 
 
 def explained(error: Exception) -> tuple[int, str]:
-    """The exit code of an error and what a person reads of it; nothing is said of a fault of the
-    code, which keeps its traceback."""
+    """The exit code of an error, and the text that a person reads. A fault of the code gets no text
+    and keeps its traceback."""
     if isinstance(error, _REFUSED):
         return REFUSED, str(error)
     if isinstance(error, InvalidInput):
         return WRONG_USE, str(error)
     if isinstance(error, TorporError):
         return FAILED, str(error)
-    import httpx  # not above, nor Prefect's own errors: `torpor --help` would wait for them
+    # not imported above, as Prefect's own errors are not: `torpor --help` would wait for them
+    import httpx
 
     if isinstance(error, httpx.TransportError):
         from torpor.control.own_server import how_to_start

@@ -64,7 +64,7 @@ def run(
     chosen = options or Options()
     with ExitStack() as open_until_the_end:
         ui = open_until_the_end.enter_context(connected())
-        with Waiting("loading the flow"):  # a second or two
+        with Waiting("loading the flow"):  # takes a second or two
             import flows
 
             flow = getattr(flows, name)

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 MACHINE_ID: Final = Path("/etc/machine-id")
 _MOST_WORDS: Final = 40
-"""Characters of a workspace's name that are those of its folder."""
+"""Characters of a workspace's name that come from its folder's name."""
 _SYSTEM: Final = re.compile(
     r"/(bin|boot|dev|etc|lib(32|64)?|media|mnt|opt|proc|run|sbin|srv|sys|tmp|usr|var(/tmp)?)?"
 )
-"""Folders that are no project. A folder below one of these may be one."""
+"""Folders of the system, which are no projects. A folder below one of these may be one."""
 TAKEN: Final = (
     "store",
     "provider",
@@ -40,8 +40,8 @@ TAKEN: Final = (
     "when_idle",
     "tuning",
 )
-"""What a new workspace takes from another one: where it is stored, and where and how dear its
-machines may be. What to run there, and on which GPU, is the folder's own."""
+"""The settings that a new workspace takes from another one: where it is stored, and where and at
+what price machines are rented. What to run, and on which GPU, belongs to the folder."""
 
 
 def checked_folder(folder: Path) -> Path:
@@ -64,8 +64,8 @@ def checked_folder(folder: Path) -> Path:
 
 
 def name_for(folder: Path) -> str:
-    """The name of the workspace of a folder: train-1f0c2b7a. The same folder of the same host has
-    the same one; another folder of this name, or another host's, has another."""
+    """The name of the workspace of a folder: train-1f0c2b7a. The name is the same each time for one
+    folder of one host, and differs for other folders of this name and for other hosts."""
     words = re.sub(r"[^a-z0-9]+", "-", folder.name.lower())[:_MOST_WORDS].strip("-") or "folder"
     host = ""
     with suppress(OSError):
@@ -76,11 +76,12 @@ def name_for(folder: Path) -> str:
 
 @contextmanager
 def held(name: str) -> Iterator[None]:
-    """Hold a workspace against another `torpor run` on this host. WorkspaceBusy where one runs. The
-    hold ends with this process, however that ends."""
+    """Hold a workspace against another `torpor run` on this host. WorkspaceBusy where another one
+    runs. The hold ends with this process, however that ends."""
     runs = state_folder() / "runs"
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # The file stays: whoever removes it could let two hold the name, each by another file.
+    # The file is not removed: otherwise two processes could hold the name, each by a file of its
+    # own.
     file = os.open(runs / workspace_name(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -109,7 +110,8 @@ def block_for(name: str, project: TorporYaml) -> tuple[Workspace, bool]:
     block = Workspace.of(name)
     resources = project.settings.resources
     for setting in type(resources).model_fields:
-        if setting not in resources.model_fields_set or setting == "gpu":  # that of each rental
+        # a setting of each rental, not of the workspace
+        if setting not in resources.model_fields_set or setting == "gpu":
             continue
         wanted, now = getattr(resources, setting), getattr(block, setting)
         if wanted != now:
@@ -149,8 +151,9 @@ def _new_block(name: str, project: TorporYaml) -> Workspace:
 
 
 def _only_one() -> Workspace:
-    """The saved workspace whose store and market a new one takes, where nobody has named it: all
-    that are saved agree. That of `torpor demo` counts where there is no other."""
+    """The saved workspace whose store and market a new one takes if the user names none. All saved
+    workspaces must agree in these. The workspace of `torpor demo` counts only where there is no
+    other."""
     from blocks import Workspace
     from blocks.reference import saved_names
     from deployments.register import DEMO

@@ -1,4 +1,4 @@
-"""What a person reads while a run goes on: a line for each thing that begins, and how far it is.
+"""What a person reads while a run goes on: a line for each action that begins, and its progress.
 
 On a terminal the line of what goes on now is rewritten in place. A pipe, and a terminal that cannot
 rewrite a line, get plain lines: at most one each REPEAT_S for what takes long.
@@ -22,14 +22,15 @@ from deployments.terminal import CLEARED, NOTED_S, TICK_S, columns, cut, folded,
 from torpor.shared.plain_text import plain, short
 
 REPEAT_S: Final = 10.0
-"""Between two lines about the same thing in a pipe, and the time over which a rate is measured."""
+"""Seconds between two lines about the same action in a pipe, and seconds over which a rate is
+measured."""
 MOST_WAITING: Final = 32 * 1024 * 1024
-"""Characters that wait for a reader. What comes after them is left out, and its size is named."""
+"""Characters that wait for a reader at most. Further output is left out, and its size is named."""
 _UNITS: Final = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
 
 class Follower:
-    """Writes to ``stream``, while it is entered. Any thread may call it."""
+    """Writes a run's progress to ``stream`` while this context lasts. Any thread may call it."""
 
     def __init__(
         self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
@@ -38,13 +39,15 @@ class Follower:
         self._clock = clock
         self._rewrites = rewrites(self._stream)
         self._lock = threading.RLock()
-        self._things: dict[str, tuple[str, float]] = {}  # what is done, in words, and since when
+        # what is being done, in words, and since when
+        self._things: dict[str, tuple[str, float]] = {}
         self._written_s = 0.0
         self._bars: dict[str, _Bar] = {}
-        self._open = False  # a line stands on the terminal that is to be rewritten
+        self._open = False  # whether the terminal shows a line that will be rewritten
         self.read_enough = False  # nobody reads standard output any more
         self._asking = False
-        self._partial = False  # a command's output stands on the terminal without the end of a line
+        # whether a command's output ended in the middle of a line on the terminal
+        self._partial = False
         self._over = threading.Event()
         self._ticks = threading.Thread(target=self._tick, name="follower", daemon=True)
         self._queue: Queue[tuple[Callable[[str], None], str] | None] = Queue()
@@ -68,7 +71,7 @@ class Follower:
         self._writer.join()
 
     def flush(self) -> None:
-        """Wait until all is written: for whoever has nothing else to do."""
+        """Wait until everything is written. For a caller with nothing else to do."""
         if self._writer.is_alive():
             self._queue.join()
 
@@ -77,8 +80,9 @@ class Follower:
             if self._things.get(thing, ("",))[0] == words:
                 return
             self._close()
-            self._things.pop(thing, None)  # the newest stands last
-            self._things.pop("", None)  # what was said between two things holds until the next one
+            self._things.pop(thing, None)  # so that the newest comes last
+            # a text between two actions is shown until the next one begins
+            self._things.pop("", None)
             self._things[thing] = (words, self._clock())
             self._write(words)
 
@@ -106,14 +110,14 @@ class Follower:
                 del self._bars[what]
 
     def look(self) -> None:
-        """Say how what goes on now stands, where that is due."""
+        """Show the progress of what goes on now, if a line is due."""
         with self._lock:
             due = self._rewrites or self._clock() - self._written_s >= REPEAT_S
             if due and (line := self._line()):
                 self._write(line)
 
     def says(self, line: str) -> None:
-        """Write a line that stays, above the one that is rewritten."""
+        """Write a line that stays, above the line that is rewritten."""
         with self._lock:
             if self._open:
                 self._put(CLEARED)
@@ -122,9 +126,9 @@ class Follower:
             self._put(f"{folded(line, self._stream)}\n")
 
     def prints(self, text: str) -> None:
-        """Write the output of a command on a machine to standard output: raw into a pipe. A
-        terminal gets nothing that it would obey. Nothing of what goes on beside it is rewritten
-        until something else begins. What comes while MOST_WAITING wait for a reader is left out."""
+        """Write the output of a command on a machine to standard output: raw into a pipe. For a
+        terminal, control characters are escaped. No progress line is shown until another action
+        begins. Output is left out while MOST_WAITING characters wait for a reader."""
         with self._lock:
             self._close()
             self._things.clear()
@@ -146,7 +150,7 @@ class Follower:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Rewrite nothing, while a person answers a question."""
+        """Show no progress line within this context, in which a person answers a question."""
         with self._lock:
             self._close()
             self._asking = True
@@ -192,7 +196,7 @@ class Follower:
             self._send(self._to_output, "\n")
 
     def _send(self, write: Callable[[str], None], text: str) -> None:
-        """Have the thread write, or write at once before it is there."""
+        """Have the thread write the text, or write it at once before the thread exists."""
         if not self._writer.is_alive():
             write(text)
             return
@@ -208,7 +212,8 @@ class Follower:
             self._queue.task_done()
 
     def _to_stream(self, text: str) -> None:
-        """Nobody may read any more, such as after a hang-up: no run fails for that."""
+        """Write to the stream. Errors are ignored: nobody may read any more, such as after a
+        hang-up, and no run fails for that."""
         with suppress(OSError, ValueError):
             self._stream.write(text)
             self._stream.flush()
@@ -230,12 +235,12 @@ class Follower:
 
 
 class _Bar:
-    """The bytes of one thing, and its rate over the last REPEAT_S."""
+    """The bytes of one transfer, and its rate over the last REPEAT_S."""
 
     def __init__(self, what: str, total_bytes: int) -> None:
         self._what = what
         self._total = total_bytes
-        self.began = False  # whether anything was moved
+        self.began = False  # whether any byte was moved
         self._moved: deque[tuple[float, int]] = deque()
 
     def moved(self, done_bytes: int, now_s: float) -> None:

@@ -20,7 +20,7 @@ from torpor_cli import copying, logins, programs
 from torpor_cli.server import connected
 
 TRIES: Final = 6
-"""So often in a row no connection may come up."""
+"""How often in a row no connection may come up."""
 _PAUSE_S: Final = 2.0
 _CONNECTED: Final = b"torpor-connected\n"
 _PORTS: Final = re.compile(r"(?:(\d{1,5}):)?(\d{1,5})", re.ASCII)
@@ -34,14 +34,14 @@ _EDITORS: Final = {
 
 @dataclass(frozen=True)
 class Forward:
-    """A port of this host that leads to one of the machine."""
+    """A port of this host that leads to a port of the machine."""
 
     here: int
     there: int
 
 
 def forward(workspace: str, *ports: str, machine: str = "") -> None:
-    """Have ports of this host lead to ports of a workspace's machine, until Ctrl-C.
+    """Forward ports of this host to ports of a workspace's machine, until Ctrl-C.
 
     torpor forward mywork 8888 6006
 
@@ -80,7 +80,9 @@ def open_(
     """
     if program == "jupyter":
         if path:
-            raise InvalidInput("a directory is named for an editor: Jupyter shows all of its own")
+            raise InvalidInput(
+                f"only an editor opens a directory, and Jupyter shows its own: leave {path} out"
+            )
         _open_jupyter(workspace, machine)
         return
     command, name, how = _EDITORS[program]
@@ -107,7 +109,10 @@ def open_(
     env = {name: value for name, value in os.environ.items() if name != LOGIN_VARIABLE}
     done = subprocess.run(argv, env=env, check=False)
     if done.returncode:
-        raise MachineError(f"`{command}` ended with status {done.returncode}")
+        raise MachineError(
+            f"{name} did not open {where} of {workspace}: `{command}` ended with status "
+            f"{done.returncode}; see what it says above, and that `ssh {host}` works"
+        )
     say(f"{name} opens {where} of {workspace}")
 
 
@@ -127,7 +132,8 @@ def _open_jupyter(workspace: str, machine: str) -> None:
 
 
 def _jupyter(workspace: str, found: Any) -> tuple[int, str]:
-    """The port of the server, and the rest of its address. A machine said so: it may be hostile."""
+    """The port of the Jupyter server, and the rest of its address. Both come from a machine, which
+    may be hostile."""
     try:
         port, token, base = int(found["port"]), str(found["token"]), str(found["base_url"])
     except (KeyError, TypeError, ValueError):
@@ -152,8 +158,14 @@ def _check_free(forwards: Sequence[Forward]) -> None:
                 f"port {one.here} of this host is taken or not allowed: choose another one, such "
                 f"as {_free_port(one.here)}:{one.there}"
             )
-    if len({one.here for one in forwards}) < len(forwards):
-        raise InvalidInput("one port of this host leads to one port only: choose another one")
+    seen: set[int] = set()
+    for one in forwards:
+        if one.here in seen:
+            raise InvalidInput(
+                f"port {one.here} of this host is given twice: write another port of this host "
+                f"before the colon, as in HERE:{one.there}"
+            )
+        seen.add(one.here)
 
 
 def _is_free(port: int) -> bool:
@@ -167,7 +179,7 @@ def _is_free(port: int) -> bool:
 
 
 def _free_port(wanted: int) -> int:
-    """That port of this host, or else another one."""
+    """That port of this host if it is free, or else another one."""
     if _is_free(wanted):
         return wanted
     with socket.socket() as tried:
@@ -176,7 +188,8 @@ def _free_port(wanted: int) -> int:
 
 
 def _keep(workspace: str, machine: str, forwards: Sequence[Forward], lines: list[str]) -> None:
-    """Hold the ports until Ctrl-C. KeyboardInterrupt is not raised: it is how this ends well."""
+    """Hold the forwarded ports until Ctrl-C, which ends the command normally and raises no
+    KeyboardInterrupt."""
     tries, ever = 0, False
     try:
         while True:
@@ -199,7 +212,8 @@ def _keep(workspace: str, machine: str, forwards: Sequence[Forward], lines: list
 
 
 def argv_of(file: Path, workspace: str, forwards: Sequence[Forward]) -> list[str]:
-    """A connection of its own: ports of a shared one would stay when it ends."""
+    """The argv of a connection of its own: ports of a shared connection would stay when the command
+    ends."""
     options = [
         "ControlMaster=no",
         "ControlPath=none",
@@ -219,7 +233,8 @@ def argv_of(file: Path, workspace: str, forwards: Sequence[Forward]) -> list[str
 
 
 def _hold(argv: list[str], lines: list[str]) -> tuple[bool, int]:
-    """Run it until it ends; whether its ports stood, and its status. The lines are said then."""
+    """Run the connection until it ends; returns whether its ports were open, and its status. The
+    ``lines`` are printed once they are open."""
     program = programs.found(argv[0])
     process = subprocess.Popen(
         argv, executable=program, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE

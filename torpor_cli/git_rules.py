@@ -2,9 +2,10 @@
 
 A folder may hold a repository that a machine has written: by `torpor cp`, or in a snapshot that was
 restored here. git runs programs that `.git/config` names (`core.fsmonitor`, for example), whatever
-it is asked about files. So it is given a git directory of ours, which is empty but for symlinks to
-the repository's index and objects, and its own exclude patterns. Of the repository's settings, git
-is asked only to read them, which runs nothing; three of them, which name no program, are used.
+it is asked about files. So git is given a git directory of torpor's, which holds only symlinks to
+the repository's index and objects, and the repository's exclude patterns. Of the repository's
+settings, git is asked only to read them, which runs nothing; three of them, which name no program,
+are used.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from torpor.shared.errors import InvalidInput
 from torpor_cli import programs
 
 MOST_S: Final = 300.0
-"""So long git may take for one answer."""
+"""Seconds that git may take for one answer."""
 _MODULE: Final = b"160000 "
 """The mode of a submodule in a repository's index."""
 _NOTHING_RUNS: Final = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
-"""Also where the user's own settings name such programs: no folder is worth their time here."""
+"""Options by which git starts no program, also where the user's own settings name some: no folder
+here needs them."""
 _NAMES: Final = ("core.ignorecase", "core.precomposeunicode")
 _READ: Final = rf"^({'|'.join(map(re.escape, _NAMES))})$"
 _OF_THE_REPOSITORY: Final = ("local", "worktree")
-"""Scopes of settings, and the others are the user's own."""
+"""Scopes of a repository's own settings; all other scopes are the user's."""
 _OF_THE_USER: Final = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM")
 _BOM: Final = b"\xef\xbb\xbf"
 
@@ -42,7 +44,7 @@ def not_ignored(path: Path, exclude: Sequence[str], skipped: list[str]) -> list[
     with _git(path) as git:
         if git is None:
             return None
-        git.has_unwritten()  # which raises
+        git.has_unwritten()  # raises InvalidInput
         argv = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         argv += [f"--exclude={pattern}" for pattern in exclude]
         said = git.says(argv).split(b"\0")
@@ -60,9 +62,9 @@ def not_ignored(path: Path, exclude: Sequence[str], skipped: list[str]) -> list[
 
 
 def ignored(path: Path, names: list[str], unread: set[str]) -> set[str]:
-    """Which names below a folder its .gitignore files name, and those of the repositories in it;
-    and all names below what git cannot look into, which is added to ``unread``. What a repository
-    tracks is not ignored."""
+    """The names below a folder that its .gitignore files, and those of the repositories in it,
+    name; and all names below directories that git cannot look into, which are added to ``unread``.
+    What a repository tracks is not ignored."""
     with _git(path) as git:
         if git is None:
             return set()
@@ -73,9 +75,11 @@ def ignored(path: Path, names: list[str], unread: set[str]) -> set[str]:
         inner, blocked = _apart(git, path, names, modules)
         elsewhere = {name for below in (*inner.values(), *blocked.values()) for name in below}
         own = [*inner, *(name for name in names if name not in elsewhere)]
-        asked = b"\0".join(b"./" + os.fsencode(name) for name in own)  # a colon has a meaning else
+        # otherwise a colon in a name has a meaning for git
+        asked = b"\0".join(b"./" + os.fsencode(name) for name in own)
         argv = ["check-ignore", "-z", "--stdin"]
-        argv += [] if git.has_unwritten() else ["--no-index"]  # which takes the time of all names
+        # without the option, git reads the index, which takes time for all names
+        argv += [] if git.has_unwritten() else ["--no-index"]
         said = git.says(argv, asked, fine=(0, 1)) if own else b""
     found = {os.fsdecode(name[2:]) for name in said.split(b"\0") if name}
     for name in tracked:
@@ -83,7 +87,7 @@ def ignored(path: Path, names: list[str], unread: set[str]) -> set[str]:
             found.discard(name)
             name = name.rpartition("/")[0]
     for top, below in inner.items():
-        if top in found:  # with all that is in it
+        if top in found:  # with all names below it
             found.update(below)
         else:
             at = len(top) + 1
@@ -98,7 +102,7 @@ def ignored(path: Path, names: list[str], unread: set[str]) -> set[str]:
 
 
 class _Git:
-    """git, asked about a folder with a git directory of ours, which is in ``made``."""
+    """git, asked about a folder with a git directory of torpor's, which is in ``made``."""
 
     def __init__(self, program: str, made: str, path: Path) -> None:
         self._program = program
@@ -138,7 +142,8 @@ class _Git:
         return self._resolved(folder) is not None
 
     def _repository_around(self) -> tuple[Path, Path] | None:
-        """The repository that the folder is in, or is: its work tree and its git directory."""
+        """The repository that contains the folder, or is it: its work tree and its git
+        directory."""
         broken = None
         for above in (self._path, *self._path.parents):
             if not os.path.lexists(above / ".git"):
@@ -160,7 +165,8 @@ class _Git:
         return folder / os.fsdecode(said[:-1]) if said else None
 
     def _take_over(self, top: Path, found: Path) -> None:
-        """Have of the repository what says which files are tracked and which are ignored."""
+        """Take over from the repository what decides which files are tracked and which are
+        ignored."""
         said = self._read(found, ["rev-parse", "--show-object-format", "--git-common-dir"])
         kind, _, common_dir = os.fsdecode(said).rstrip("\n").partition("\n")
         common = Path(self._made) / common_dir
@@ -176,7 +182,7 @@ class _Git:
         (ours / "info" / "exclude").write_bytes(patterns)
         said = self._read(found, ["config", "--null", "--get-regexp", _READ], fine=(0, 1))
         pairs = [os.fsdecode(one).partition("\n") for one in said.split(b"\0") if one]
-        for name, newline, value in pairs:  # of a name, git takes the last
+        for name, newline, value in pairs:  # git uses the last value of a name
             self._settings += ["-c", f"{name}={value if newline else 'true'}"]
 
     def _take_excludes(self, top: Path, found: Path) -> bytes:
@@ -197,7 +203,8 @@ class _Git:
         self._run(argv)
 
     def _read(self, found: Path, argv: list[str], fine: tuple[int, ...] = (0,)) -> bytes:
-        """What git says of the settings of a repository, the user's own ones for it among them."""
+        """git's answer about the settings of a repository, including the user's own settings for
+        it."""
         asked = [f"--git-dir={found}", "--no-pager", *argv]
         return self._run(asked, fine=fine)
 
@@ -233,8 +240,8 @@ class _Git:
 
 @contextmanager
 def _git(path: Path) -> Iterator[_Git | None]:
-    """git, for a folder that may be in no repository. None where this host has no git and the
-    folder needs none."""
+    """git for a folder that may be in no repository. None where this host has no git and the folder
+    needs none."""
     if (program := programs.found("git")) is None:
         if found := next(path.rglob(".gitignore"), None):
             raise InvalidInput(
@@ -250,8 +257,8 @@ def _git(path: Path) -> Iterator[_Git | None]:
 def _apart(
     git: _Git, path: Path, names: list[str], modules: set[str]
 ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """The names below repositories in the folder, by these; and the names below its symlinks, and
-    below submodules that are not fetched, by those."""
+    """The names below repositories in the folder, by repository; and the names below the folder's
+    symlinks and below submodules that are not fetched, by symlink or submodule."""
     kinds: dict[str, dict[str, list[str]] | None] = {}
     inner: dict[str, list[str]] = {}
     blocked: dict[str, list[str]] = {}
@@ -280,12 +287,14 @@ def _is_folder(path: Path) -> bool:
 
 
 def _content(file: Path) -> bytes:
-    """What a file holds; nothing where it is none. A pipe in its place would be waited for."""
+    """The content of a file; empty for anything that is no file. A pipe in its place would
+    block."""
     return file.read_bytes().removeprefix(_BOM) if file.is_file() else b""
 
 
 def _plain_environment() -> dict[str, str]:
-    """Without what would have git look at another repository, as in a hook of one."""
+    """The environment without variables that would have git look at another repository, as they are
+    set in a git hook."""
     kept = {
         name: value
         for name, value in os.environ.items()

@@ -65,14 +65,15 @@ def up(
     installation = Installation.here()
     see_that_none_is_connected(installation)
     start(installation, port, database, believe_records)
-    with connected():  # before Prefect is imported, which makes a folder in the home
+    with connected():  # before Prefect is imported, because that makes a folder in the home
         _choose(installation, idle)
         _say_who_is_told(notify)
         logins.keep_current()
 
 
 def _choose(installation: Installation, idle: IdleChoice | None) -> None:
-    """What becomes of idle machines: as said, or as the answer at the terminal."""
+    """Set what becomes of idle machines: as the option says, or as the person at the terminal
+    answers."""
     from deployments import idle as choice
 
     chosen = choice.is_chosen(installation)
@@ -128,20 +129,19 @@ def down(
 
 
 def _ask_to_leave_rented(served: str | None) -> None:
-    """Ask before rented machines lose those who look after them. ``served``: the server of what is
-    about to end, where that is known. InvalidInput if nobody can answer, RunCancelled after a
-    no."""
+    """Ask before the processes end that look after rented machines. ``served``: the server that
+    these processes serve, if known. InvalidInput if nobody can answer, RunCancelled after a no."""
     from torpor.control.own_server import API_URL, LOGIN_VARIABLE, choose_server, own_server
     from torpor_cli.output import print_rows
     from torpor_cli.question import agrees
     from torpor_cli.server import connected
 
     try:
-        if (own := own_server()) and own.api_url == served:  # whatever else this shell means
+        if (own := own_server()) and own.api_url == served:  # whatever else this shell names
             os.environ[API_URL], os.environ[LOGIN_VARIABLE] = own
         elif choice := choose_server():
             taken = choice.taken
-            # The login that is known here is the other server's, and goes to no other one.
+            # The login that is known here belongs to the other server, and goes to no other one.
             if taken.api_url != served if served else taken.source == "connection":
                 raise InvalidInput(  # noqa: TRY301 - as any other reason
                     f"the workers of this host serve {served or 'a server that is not known'}, and "

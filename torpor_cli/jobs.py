@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
-from cyclopts import App, Group, Parameter, Token, convert
+from cyclopts import App, CoercionError, Group, Parameter, Token, convert
 from cyclopts.validators import Number
 
 from deployments.terminal import say
@@ -28,11 +28,14 @@ Several = Annotated[list[str] | None, Parameter(negative=())]
 
 
 def _time(type_: Any, tokens: Sequence[Token]) -> Any:
-    """A number without a unit is hours."""
+    """The hours that a text such as 90m means; a number without a unit is hours."""
     (token,) = tokens
     with suppress(ValueError, OverflowError):
         return timedelta(hours=float(token.value))
-    return convert(type_, tokens)
+    try:
+        return convert(type_, tokens)
+    except CoercionError:
+        raise ValueError(f"{token.value!r} is no time: write 5, 2h or 90m.") from None
 
 
 Hours = Annotated[timedelta | None, Parameter(converter=_time)]
@@ -119,12 +122,14 @@ def run_(
 
 
 def limits(max_hours: timedelta | None, max_usd: float | None) -> tuple[float, float]:
-    """Hours and dollars; 0 for no limit."""
+    """The limits in hours and in dollars; 0 for no limit."""
     hours = 0.0 if max_hours is None else max_hours.total_seconds() / 3600
     usd = max_usd or 0.0
-    if (max_hours is not None and hours <= 0) or (max_usd is not None and not 0 < usd <= MOST_USD):
+    if max_hours is not None and hours <= 0:
+        raise InvalidInput("--max-hours must be more than 0: write it as 5, 2h or 90m")
+    if max_usd is not None and not 0 < usd <= MOST_USD:
         raise InvalidInput(
-            "--max-hours is a time such as 5 or 90m, --max-usd dollars: more than nothing"
+            f"--max-usd is {max_usd:g}: give dollars, more than 0 and at most {MOST_USD:,.0f}"
         )
     return hours, usd
 
@@ -172,7 +177,8 @@ def say_awake(workspace: str, change: WantChange) -> None:
 
 
 def ask_on_awake(workspace: str, given: str = "") -> None:
-    """Ask before a job on the machine that is there. ``given``: what else a yes gives it."""
+    """Ask before a job starts on the machine that is awake. ``given``: what else a yes gives the
+    job."""
     confirm(
         f"Run the job on the machine of {workspace}, and hibernate that afterwards{given}?",
         "no job was begun",
@@ -192,7 +198,7 @@ def list_(*workspace: str, ended: int = 20, options: Options | None = None) -> N
         from blocks.reference import saved_names
 
         for name in {*workspace} - {*saved_names(Workspace)}:
-            Workspace.of(name)  # a wrong name is an error, a damaged block is a row
+            Workspace.of(name)  # a wrong name is an error here, a damaged block becomes a row
     run("jobs", options, workspaces=list(workspace), ended=ended)
 
 
@@ -201,8 +207,8 @@ def status(workspace: str, job: str = "", *, options: Options | None = None) -> 
     """Show everything about one job.
 
     Args:
-        workspace: The workspace; may be left out.
-        job: The job's id.
+        workspace: The workspace, or the job's id alone.
+        job: The job's id, after the workspace.
     """
     workspace, job = _named(workspace, job)
     run("job_status", options, workspace=workspace, job=job, lines=0)
@@ -219,8 +225,8 @@ def log(
     """Print what a job's command prints: from its machine while that runs, else from the store.
 
     Args:
-        workspace: The workspace; may be left out.
-        job: The job's id.
+        workspace: The workspace, or the job's id alone.
+        job: The job's id, after the workspace.
         follow: Go on until the job has ended.
         tail: Only the last so many lines of what is there.
     """
@@ -259,8 +265,8 @@ def approve(
     """Let a job that runs use more than it was submitted with, after a question.
 
     Args:
-        workspace: The workspace; may be left out.
-        job: The job's id.
+        workspace: The workspace, or the job's id alone.
+        job: The job's id, after the workspace.
         max_hours: How long its command may run, in all attempts together.
         max_usd: What the job may cost in all, in USD.
         past_budgets: Let it go on, and rent again, where the budgets of its workspace are spent: up
@@ -310,8 +316,8 @@ def cancel(
     """End a job's command, store the workspace, and destroy the machine or keep it.
 
     Args:
-        workspace: The workspace; may be left out.
-        job: The job's id.
+        workspace: The workspace, or the job's id alone.
+        job: The job's id, after the workspace.
         machine: What becomes of the machine.
     """
     workspace, job = _named(workspace, job)
@@ -329,8 +335,8 @@ def _named(workspace: str, job: str) -> tuple[str, str]:
 
 
 def detached_job(run: str, workspace: str, job: str = "") -> dict[str, str]:
-    """What is said of a job that the worker runs: its id, and the next commands. ``job``: the id
-    that it was given; else its run makes one."""
+    """The message about a job that the worker runs: its id, and the next commands. ``job``: the id
+    that the job was given; empty where its run makes one."""
     from torpor.control.jobs.listing import commands_for
     from torpor.control.jobs.records import new_job_id
 

@@ -1,4 +1,4 @@
-"""Whether what OpenSSH's file says of a workspace's machine still holds, for each `ssh`.
+"""Checks, for each `ssh`, whether OpenSSH's file about a workspace's machine still holds.
 
 OpenSSH runs this file by its path, with ``python -I -S``: without site-packages it takes 0.1 s,
 where `torpor` takes seconds. It reads one object of the store, the rental's record, by a signed
@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import Any, Final
 
 MARK: Final = "# torpor: "
-"""Begins the first line of a file that can be checked; what to check follows as JSON."""
+"""Begins the first line of a file that can be checked; the rest of the line says in JSON what to
+check."""
 MET: Final = "--met"
 _NOTED: Final = frozenset(
     {"server", "record", "authorities", "authority", "host_key", "host", "port"}
     | {"knock", "knock_port"}
 )
-"""What this version writes in that line. A file of another version is not current."""
+"""The keys that this version writes in that line. A file of another version counts as out of
+date."""
 _WITHIN_S: Final = 2.0
 _MOST_BYTES: Final = 1 << 20
 
@@ -44,7 +46,8 @@ def main(arguments: list[str]) -> int:
 
 
 def is_current(file: Path) -> bool:
-    """Whether the rental still is handed over, and its machine answers where the file says."""
+    """Whether the rental is still handed over, and its machine answers at the address in the
+    file."""
     noted = _noted(file)
     if noted is None or not noted.keys() >= _NOTED or noted["server"] != _server():
         return False
@@ -58,7 +61,7 @@ def is_current(file: Path) -> bool:
 
 
 def met(file: Path, why: str, key: str) -> int:
-    """Say in plain words that another machine answers, and have the next `ssh` look anew. OpenSSH
+    """Say in plain words that another machine answers, and have the next `ssh` look again. OpenSSH
     calls this with the host key that it has met, in base64, and ends after a status other than 0.
     ``why``: what OpenSSH looks for; the key is known where that is HOSTNAME."""
     noted = _noted(file)
@@ -76,7 +79,7 @@ def met(file: Path, why: str, key: str) -> int:
 
 
 def _forget(file: Path) -> None:
-    """Take the first line away, so that the file is no longer believed."""
+    """Remove the first line of the file, so that the file does not count any more."""
     unfinished = file.with_name(f"{file.name}.{os.getpid()}.new")
     fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as opened:
@@ -94,8 +97,10 @@ def _noted(file: Path) -> dict[str, Any] | None:
 
 
 def _server() -> str | None:
-    """The Prefect server that is meant here: a workspace of another one may have the same name."""
-    sys.path.append(str(Path(__file__).resolve().parent.parent))  # -S leaves torpor out
+    """The Prefect server that this shell means: a workspace of another server may have the same
+    name."""
+    # with -S, Python does not find torpor
+    sys.path.append(str(Path(__file__).resolve().parent.parent))
     from torpor.control.own_server import (
         CONNECTION_FILE,
         choose_server,
@@ -104,7 +109,7 @@ def _server() -> str | None:
     )
 
     if connection(needed=False) is None and (state_folder() / CONNECTION_FILE).exists():
-        return None  # it is damaged, as `torpor ssh --refresh` says
+        return None  # the file is damaged: `torpor ssh --refresh` says so
     choice = choose_server()
     return choice.taken.api_url if choice else None
 
@@ -133,7 +138,7 @@ def _is_handed_over(noted: dict[str, Any]) -> bool:
             record = json.loads(answer.read(_MOST_BYTES))["record"]
         return bool(
             record["state"] == "handed over"
-            and record.get("snapshot") is None  # else it is being ended
+            and record.get("snapshot") is None  # otherwise the machine is being ended
             and record.get("host_key") == noted["host_key"]
         )
     except (OSError, ValueError, LookupError, TypeError):  # HTTPError and SSLError are OSErrors

@@ -1,8 +1,8 @@
 """OpenSSH's files for the machines of workspaces: address, key, pinned host key and jump host.
 
 `ssh` asks each time that it is called with the name of a workspace, through `Match exec`, whether
-they still hold (torpor_cli/login_check.py), and has them written anew where that is not certain.
-A wake from the UI or by a schedule needs no step on this host.
+these files still hold (torpor_cli/login_check.py), and has them written again where that is not
+certain. A wake from the UI or by a schedule needs no step on this host.
 """
 
 from __future__ import annotations
@@ -35,18 +35,20 @@ NO_SSH: Final = (
 )
 _COMMENT: Final = "# torpor: the names of workspaces. `torpor ssh --setup` has added this line."
 _ANY_BYTES: Final = "surrogateescape"
-"""A user's file may hold bytes that are no UTF-8, such as a comment in ISO-8859-1: they stay."""
+"""How a user's file is read and written: bytes that are no UTF-8, such as a comment in ISO-8859-1,
+stay."""
 _PLAIN: Final = re.compile(r"[\w.:@+/=-][\w.:@+/= -]*", re.ASCII)
-"""What a market or a machine may say of itself in OpenSSH's files: one line of plain words."""
+"""Text of a market or a machine that may stand in OpenSSH's files: one line of plain characters."""
 _CHOSEN: Final = re.compile(r"[^.]+\.[0-9a-f]{16}")
-"""The file of a machine that was chosen by its id, by which OpenSSH knows the machine, too."""
+"""The name of the file of a machine that was chosen by its id; OpenSSH knows the machine by this
+name, too."""
 _CHECKED_S: Final = 7 * 24 * 3600
-"""How long the rental's record may be read by its signed address, the most that S3 allows."""
+"""Seconds for which the signed address of the rental's record is valid: the most that S3 allows."""
 _KEPT_S: Final = 300
-"""How long a connection waits for the next `ssh`. The sampler counts programs, so nobody is taken
-to be at work on a machine because of it."""
+"""Seconds that a connection stays open for the next `ssh`. An idle connection does not count as use
+of the machine, because the sampler counts programs."""
 _LONGEST_SOCKET: Final = 90
-"""Of 107 bytes; OpenSSH adds 17 while it makes one."""
+"""Bytes of a socket's path at most. Linux allows 107, and OpenSSH adds 17 while it makes one."""
 
 
 def set_up() -> None:
@@ -78,7 +80,7 @@ def has_ssh() -> bool:
 
 
 def is_set_up() -> bool:
-    """Whether the user's SSH configuration includes ours."""
+    """Whether the user's SSH configuration includes torpor's part."""
     try:
         return f'Include "{_config()}"'.encode() in _users().read_bytes().splitlines()
     except OSError:
@@ -86,25 +88,25 @@ def is_set_up() -> bool:
 
 
 def keep_current() -> None:
-    """Write our part of the configuration anew where the user's includes it: this torpor may be
-    another version, in another folder."""
+    """Write torpor's part of the SSH configuration again if the user's includes it: this torpor may
+    be another version, in another folder."""
     with suppress(OSError, TorporError):
         if is_set_up():
             write_config()
 
 
 def command_for(workspace: str) -> str:
-    """How a person logs in to the workspace's machine. It is said after a machine was rented, so
-    files that cannot be written leave the longer command, which says what is wrong."""
+    """How a person logs in to the workspace's machine. Called after a machine was rented, so an
+    error of writing is not raised: the longer command is returned, which will say what is wrong."""
     with suppress(OSError, TorporError):
         if is_set_up():
-            write_config()  # of a workspace that is younger than it
+            write_config()  # the workspace may be newer than the configuration
             return f"ssh {workspace}"
     return f"torpor ssh {workspace} (`torpor ssh --setup`, once, lets `ssh {workspace}` work)"
 
 
 def forget(workspace: str) -> None:
-    """Delete what this host has for logins to the workspace, which was deleted."""
+    """Delete this host's files for logins to a workspace that was deleted."""
     for file in [*_hosts().glob(f"{workspace}.*"), _hosts() / workspace, _keys() / workspace]:
         file.unlink(missing_ok=True)
     if is_set_up():
@@ -112,7 +114,8 @@ def forget(workspace: str) -> None:
 
 
 def write_config() -> Path:
-    """Write what the user's configuration includes: for each workspace, how to find its machine."""
+    """Write the part that the user's configuration includes: for each workspace, how to find its
+    machine."""
     from blocks import Workspace
     from blocks.reference import saved_names
 
@@ -135,20 +138,20 @@ def write_config() -> Path:
 
 
 def current(workspace: str) -> Path | None:
-    """The file for ``ssh -F`` that was written last, where it certainly still holds."""
+    """The file for ``ssh -F`` that was written last, if it certainly still holds."""
     file = _hosts() / workspace
     return file if file.parent == _hosts() and login_check.is_current(file) else None
 
 
 def refresh_quietly(workspace: str) -> None:
-    """Write where the machine is now. Where it cannot be said, `ssh` says why and ends."""
+    """Write where the machine is now. If that is unknown, `ssh` says why and ends."""
     file = _hosts() / workspace
     if file.parent != _hosts():
         raise InvalidInput(f"{workspace!r} is not the name of a workspace")
     try:
         refresh(workspace)
     except TorporError as error:
-        # In one line: a second one would be an option of OpenSSH, in words of a market.
+        # On one line: a second line would be an option of OpenSSH, in words of a market.
         said = shlex.quote(f"torpor: {' '.join(str(error).split())}")
         ends = f"sh -c {shlex.quote(f'echo {said} >&2; exit 1')}".replace("%", "%%")
         _write(file, f"Host {workspace}\n    ProxyCommand {ends}\n")
@@ -235,7 +238,8 @@ def _what_to_check(opened: Any, machine: Machine, endpoint: Endpoint) -> str:
 
 
 def _shared_connection(machine: Machine, endpoint: Endpoint) -> str:
-    """One connection for all logins to this rental at this address, and to nothing else."""
+    """Options for one shared connection of all logins to this rental at this address, and to
+    nothing else."""
     _sockets().mkdir(mode=0o700, parents=True, exist_ok=True)
     socket = str(_sockets() / _digest(f"{machine.label} {machine.id} {endpoint!r}"))
     if len(os.fsencode(socket)) > _LONGEST_SOCKET or set(socket) & set('%$"'):
@@ -244,27 +248,27 @@ def _shared_connection(machine: Machine, endpoint: Endpoint) -> str:
         "    ControlMaster auto\n"
         f'    ControlPath "{socket}"\n'
         f"    ControlPersist {_KEPT_S}\n"
-        "    ServerAliveInterval 30\n"  # a machine that was destroyed never closes it
+        "    ServerAliveInterval 30\n"  # a destroyed machine never closes the connection
         "    ServerAliveCountMax 3\n"
     )
 
 
 def _algorithms(way: Endpoint) -> str:
-    # a word that OpenSSH does not know would end each `ssh` of its user, to whatever host
+    # an option that OpenSSH does not know would end each `ssh` of its user, to any host
     signed = HOST_KEY_SIGNATURES.get((way.host_key or "").partition(" ")[0], ())
     return f"    HostKeyAlgorithms {','.join(signed)}\n" if signed else ""
 
 
 def _check() -> list[str]:
-    """How OpenSSH runs login_check.py: by its path, without site-packages."""
+    """The command by which OpenSSH runs login_check.py: by its path, without site-packages."""
     where = os.environ.get(FOLDER_VARIABLE)
     named = ["/usr/bin/env", f"{FOLDER_VARIABLE}={where}"] if where else []
     return [*named, sys.executable, "-I", "-S", login_check.__file__]
 
 
 def _is_new_openssh() -> bool:
-    """Whether it is 8.5 or newer, which KnownHostsCommand came with: an option that it does not
-    know would end each `ssh` of its user. Before, a shared connection kept standard error open when
+    """Whether OpenSSH is 8.5 or newer, in which KnownHostsCommand is known: an unknown option would
+    end each `ssh` of its user. In older versions, a shared connection kept standard error open when
     its first `ssh` had ended: whoever read that waited for five minutes."""
     if (ssh := programs.found("ssh")) is None:
         return False
@@ -273,7 +277,7 @@ def _is_new_openssh() -> bool:
 
 
 def _told_of_others(file: Path) -> str:
-    """Have OpenSSH tell of a host key that is not the pinned one."""
+    """Options by which OpenSSH calls login_check.py for a host key that is not the pinned one."""
     argv = [*_check(), login_check.MET, str(file)]
     if any('"' in word for word in argv):
         return ""
@@ -306,7 +310,7 @@ def machine_of(workspace: str, wanted: str = "") -> Machine:
 
 
 def _plain_endpoint(machine: Machine) -> Endpoint:
-    """Where the machine answers, in words that OpenSSH reads as they are."""
+    """The machine's address, if OpenSSH reads it as it is."""
     endpoint = machine.endpoint
     if endpoint is None:
         raise MachineUnreachable(f"machine {machine.id} has no address yet: try again")
@@ -325,8 +329,8 @@ def _plain_endpoint(machine: Machine) -> Endpoint:
 
 
 def _jump_of(workspace: str) -> str:
-    """What OpenSSH calls the jump host before the workspace's machine: no workspace has a dot in
-    its name."""
+    """The name of the jump host before the workspace's machine in OpenSSH's files. It has a dot,
+    which no workspace's name has."""
     return f"{workspace}.jump"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -63,7 +62,7 @@ def wake(
     count: int = 1,
     gpu: str = "",
     region: Several = None,
-    sleep_after: timedelta | None = None,
+    sleep_after: sleeping.After = None,
     yes: Flag = False,
     accept_path: Several = None,
     options: Options | None = None,
@@ -117,7 +116,7 @@ def create(
     *,
     gpu: str = "",
     region: Several = None,
-    sleep_after: timedelta | None = None,
+    sleep_after: sleeping.After = None,
     yes: Flag = False,
     options: Options | None = None,
 ) -> None:
@@ -243,7 +242,7 @@ def deploy(
     yes: Flag = False,
     options: Options | None = None,
 ) -> None:
-    """Start a server on a workspace's machine, or on a new one, until it has answered.
+    """Start a server on a workspace's machine, or on a new one, and wait until it answers.
 
     Args:
         workspace: The workspace.
@@ -258,7 +257,7 @@ def deploy(
         with connected():
             from flows.procedures.listing import list_logins
 
-            if not list_logins(workspace):  # the flow looks for the same
+            if not list_logins(workspace):  # the flow makes the same look
                 agreed_usd_h = ask_to_rent(
                     workspace, snapshot, 1, starts=False, wide=_wide(options)
                 )
@@ -317,13 +316,13 @@ def _wide(options: Options | None) -> bool:
 
 
 def _say_login(report: Any, workspace: str, options: Options | None) -> None:
-    if report is None or (options and options.json):  # detached, or for a program
+    if report is None or (options and options.json):  # detached, or output for a program
         return
     from torpor_cli import logins
 
     if logins.is_set_up():
         try:
-            logins.refresh_quietly(workspace)  # the first `ssh` need not look
+            logins.refresh_quietly(workspace)  # so that the first `ssh` need not look
         except Exception as error:  # noqa: BLE001 - the machine is rented, and `ssh` looks itself
             say(f"torpor: warning: `ssh {workspace}` is slow once: {error}", sys.stderr)
     say(f"log in: {logins.command_for(workspace)}")

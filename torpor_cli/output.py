@@ -18,10 +18,11 @@ from torpor.shared.plain_text import plain, plain_json, short
 from torpor_cli.following import Follower
 
 _WIDE: Final = 10_000
-"""Columns of a pipe: nothing is cut off for a program that reads."""
+"""Columns of a pipe: nothing is cut off for a program that reads the output."""
 
 _OF_PREFECT: Final = "Still processing items"
-"""Prefect's threads say so of events and logs that they still send when a command ends."""
+"""The beginning of a message of Prefect's threads about events and logs that they are still sending
+when a command ends."""
 _GAP: Final = 2
 _FOLDED: Final = 16
 """Columns of a terminal that are enough for a text of several lines."""
@@ -74,7 +75,7 @@ def rows_table(rows: Sequence[Mapping[str, Any]], *, wide: bool = False) -> tupl
 
 
 def console(*, wide: bool = False) -> Any:
-    """Where tables are printed, as wide as ``print_rows`` makes them."""
+    """The console on which tables are printed, as wide as ``print_rows`` makes them."""
     from rich.console import Console
 
     forced = None if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else False
@@ -98,7 +99,7 @@ def _fitting(rows: Sequence[Mapping[str, Any]], width: int) -> tuple[list[str], 
         texts = [name, *(_shown(row.get(name)) for row in rows)]
         widest = max(map(cell_len, texts))
         least = max(_FOLDED, cell_len(name))
-        if len(shown) > 1:  # of two columns, what and value, both are shown
+        if len(shown) > 1:  # in a table of two columns, "what" and "value", both are shown
             least = max(least, *(cell_len(word) for text in texts for word in text.split()))
         if shown and widest > width and width < least:
             break
@@ -111,8 +112,8 @@ def _fitting(rows: Sequence[Mapping[str, Any]], width: int) -> tuple[list[str], 
 
 @contextmanager
 def shown_progress(asks: bool = False) -> Iterator[Follower]:
-    """Show what runs in this context do, and warnings, as lines of standard error. ``asks``: the
-    flow may ask the person at the terminal."""
+    """Show warnings, and the progress of what runs in this context, as lines of standard error.
+    ``asks``: the flow may ask the person at the terminal."""
     from tasks.progress import followed_by
     from torpor_cli.question import says_yes
 
@@ -142,7 +143,8 @@ def _asked_here(answers: Callable[[str], bool], asks: bool) -> Iterator[None]:
 
 
 def quiet(as_json: bool, *, asks: bool = False) -> AbstractContextManager[object]:
-    """Progress and warnings for people; for programs, warnings alone. ``asks``: as above."""
+    """Show progress and warnings to people, and only warnings to programs. ``asks``: as in
+    shown_progress."""
     return _warnings_to(_to_stderr) if as_json else shown_progress(asks)
 
 
@@ -157,7 +159,7 @@ def _warnings_to(says: Callable[[str], None]) -> Iterator[None]:
     threads say when the context has ended goes to standard error."""
     from prefect.logging.configuration import ensure_logging_setup
 
-    ensure_logging_setup()  # else Prefect adds its handler when the run begins
+    ensure_logging_setup()  # otherwise Prefect adds its handler when the run begins
     root = logging.getLogger()
     for handler in [*root.handlers]:
         if type(handler).__name__ == "PrefectConsoleHandler":
@@ -185,10 +187,10 @@ class _Warnings(logging.Handler):
 
 
 def _numbered(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row of a pandas table: empty where a value is not known."""
+    """A row of a pandas table as text; empty where a value is missing."""
 
     def words(value: Any) -> str:
-        missing = value is None or value != value  # pandas writes NaN for it
+        missing = value is None or value != value  # pandas writes NaN for a missing value
         return "" if missing else f"{value:,.6g}" if isinstance(value, float) else str(value)
 
     return {str(name): words(value) for name, value in row.items()}

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from blocks import Workspace
 
 _SHOWN: Final = 5
-"""Offers in the question."""
+"""Offers that the question shows."""
 _CHOICE: Final = " [y/N] "
 
 
 def agrees(question: str) -> bool:
-    """Whether the person at the terminal says yes. Lines that show progress make way. RunCancelled
-    where the input ends before an answer."""
+    """Whether the person at the terminal says yes. Progress lines are hidden meanwhile.
+    RunCancelled where the input ends before an answer."""
     from tasks.questions import ask
 
     by_flow = ask(question)
@@ -32,7 +32,7 @@ def agrees(question: str) -> bool:
 
 
 def says_yes(question: str) -> bool:
-    """As ``agrees``, for whoever shows the progress: no answer is a no."""
+    """As ``agrees``, for callers that show the progress themselves; no answer counts as a no."""
     with suppress(EOFError):
         return _is_yes(_read(f"{question}{_CHOICE}"))
     return False
@@ -52,7 +52,8 @@ def confirm(question: str, no: str) -> None:
 
 
 def answer(question: str) -> str:
-    """What the person at the terminal answers. RunCancelled where the input ends before."""
+    """The answer of the person at the terminal. RunCancelled where the input ends before an
+    answer."""
     try:
         return _read(question)
     except EOFError:
@@ -70,8 +71,8 @@ def _is_yes(text: str) -> bool:
 
 @contextmanager
 def _seen() -> Iterator[None]:
-    """Print to standard error where standard output is a file or a pipe: nobody would see what is
-    asked, and the output of a job would begin with it."""
+    """Print questions to standard error where standard output is a file or a pipe: nobody would see
+    them, and the output of a job would begin with them."""
     if sys.stdout.isatty():
         yield
         return
@@ -121,7 +122,7 @@ def ask_to_rent(
 
 
 def _later(limit_usd_h: float | None, max_usd: float) -> str:
-    """What limits the price of a machine that a job rents later."""
+    """The sentence about what limits the price of a machine that a job rents later."""
     if limit_usd_h is not None:
         return f"for at most {limit_usd_h:.3f} $/h"
     if max_usd:

@@ -46,11 +46,12 @@ Several = Annotated[list[str] | None, Parameter(negative=())]
 NOT_SENT: Final = ("*.before-[0-9]*T[0-9]*Z-*",)
 """Patterns of names that no run sends: results that gave way to newer ones."""
 _LINES: Final = 'set -eo pipefail; eval "$1"'
-"""Constant. For ``bash -lc``, with lines of the user as its argument: the first line that fails
-ends them, and the files of a login shell may fail before."""
+"""The script of ``bash -lc`` that runs lines of the user, which are its argument: the first line
+that fails ends them. Files of a login shell that fail before do not. A constant, so no text is ever
+formatted into it."""
 _AFTER_SETUP: Final = 'bash -lc "$1" torpor-setup "$2" && shift 2 && exec "$@"'
-"""Constant. For ``bash -lc``: the lines of a setup, and then the command, which finds the Python
-that the setup has found."""
+"""The script of ``bash -lc`` that runs the lines of a setup, and then the command with the PATH
+that the setup has set. A constant, so no text is ever formatted into it."""
 MOST_RETRIES: Final = 100
 _SHOWN: Final = 5
 
@@ -130,7 +131,7 @@ def run(
     gets += [f"the Secret block {block} as {name}" for name, block in secret_blocks.items()]
     name = workspace_name(workspace or settings.workspace or folder_workspace.name_for(folder))
     wanted = gpu or settings.resources.gpu
-    wishes_of(Want(gpu=wanted or None))  # InvalidInput before a workspace is made
+    wishes_of(Want(gpu=wanted or None))  # raises InvalidInput before a workspace is made
     job = new_job_id(str(uuid4()))
     with ExitStack() as until_the_end:
         if not dry_run:
@@ -187,8 +188,8 @@ def run(
 
 
 def argv_of(setup: str, lines: str, command: Sequence[str]) -> list[str]:
-    """What the job runs: the command, or the lines where there is none, each time after the setup.
-    InvalidInput where there is neither."""
+    """The argv of the job: the command, or the lines of ``run`` if there is no command, each time
+    after the setup. InvalidInput where there is neither."""
     argv = list(command)
     if len(argv) == 1 and argv[0].endswith((".yaml", ".yml")):
         raise InvalidInput(
@@ -215,7 +216,8 @@ def _read(folder: Path, file: Path | None) -> TorporYaml:
 
 
 def _over(settings: dict[str, str], given: Sequence[str] | None) -> dict[str, str]:
-    """The settings with what the command line gives, which counts where both name a variable."""
+    """The settings of the file, replaced by those of the command line where both name a
+    variable."""
     merged = dict(settings)
     for one in given or []:
         name, equals, value = one.partition("=")
@@ -226,8 +228,9 @@ def _over(settings: dict[str, str], given: Sequence[str] | None) -> dict[str, st
 
 
 def _paths(given: Sequence[str], folder: Path) -> list[str]:
-    """The paths to bring, each once: one inside of another comes with that. InvalidInput for one
-    that a symlink leads out of the folder: what a machine brings would be written there."""
+    """The paths to bring, each once: a path inside of another one comes with the other.
+    InvalidInput for one that a symlink leads out of the folder: what a machine brings would be
+    written there."""
     from torpor_cli.torpor_yaml import path_below
 
     paths = [PurePosixPath(path_below(path)) for path in given]
@@ -242,8 +245,8 @@ def _paths(given: Sequence[str], folder: Path) -> list[str]:
 
 
 def _look_at(folder: Path) -> Folder:
-    """What is sent of the folder: not what gave way to brought results, also where git tracks it,
-    nor torpor's own files, which hold the keys of stores."""
+    """What is sent of the folder. Not sent are files that were renamed for brought results, even if
+    git tracks them, and torpor's own files, which hold the keys of stores."""
     from torpor.control.own_server import state_folder
     from torpor_cli import copying
 
@@ -263,8 +266,8 @@ def _look_at(folder: Path) -> Folder:
 
 
 def _accepted_files(sent: Folder, accepted: Sequence[str]) -> list[str]:
-    """The files that look like credentials. InvalidInput where one is not accepted: the machine is
-    a stranger's, and each snapshot would hold it."""
+    """The files that look like credentials. InvalidInput where one is not accepted: the machine
+    belongs to a stranger, and each snapshot would hold the file."""
     from torpor.machine.tree.credentials import is_credential
 
     named = list(filter(is_credential, sent.names))
@@ -302,7 +305,7 @@ def _is_accepted(name: str, accepted: Sequence[str]) -> bool:
 
 
 def _given(gets: Sequence[str]) -> str:
-    """For a question: the secrets that a yes gives to the command. All are named."""
+    """For a question: all secrets that a yes gives to the command, by name."""
     return f", and give its command {', '.join(gets)}" if gets else ""
 
 
@@ -326,7 +329,7 @@ def _show(
     usd: float,
     options: Options,
 ) -> None:
-    """What would be done. A workspace that is new stays unsaved."""
+    """Print what would be done. A new workspace is not saved."""
     from tasks.progress import doing
 
     machines = [] if is_new else _logins(name)
@@ -382,7 +385,7 @@ class _Awake:
     job_may_begin: bool = False
 
     def is_on(self, machine: str) -> None:
-        """It is this one."""
+        """Note that the job's machine is this one, and its price."""
         self.machine = machine
         for login in _logins(self.name):
             if login.id == machine:
@@ -390,9 +393,9 @@ class _Awake:
 
     @contextmanager
     def or_asleep(self) -> Iterator[None]:
-        """Where this context fails before a job has begun, hibernate what was rented in it. After
-        Ctrl-C, say what costs money and what ends it: whoever waits no longer waits for no
-        hibernation. A job that fails ends with its machine."""
+        """Where this context fails before a job has begun, hibernate the machine that was rented in
+        it. After Ctrl-C, only say what costs money and which command ends it, because the user does
+        not want to wait for a hibernation. A job that fails ends with its machine."""
         try:
             yield
         except JobFailed:
@@ -416,7 +419,7 @@ class _Awake:
         say(f"torpor: `torpor status` shows whether {self.name} is awake{why}", sys.stderr)
 
     def _say(self) -> None:
-        """Say what costs money, and what ends it."""
+        """Print what costs money, and the command that ends it."""
         if self.since_unix and not self.machine:
             try:
                 if mine := _rented_for(self.name, self.job):
@@ -439,7 +442,8 @@ class _Awake:
 
     def _sleep_again(self) -> None:
         """Hibernate the machine that this command has rented for its job, which did not begin:
-        nobody waits for it. One that was awake before stays, and one that somebody uses."""
+        nobody waits for it. A machine that was awake before stays, and so does one that somebody
+        uses."""
         import flows
 
         try:
@@ -518,9 +522,9 @@ def _wake(
         logins = _logins(name)
         if len(logins) > 1:
             raise InvalidInput(
-                f"workspace {name} is on several machines: "
-                f"{', '.join(machine.id for machine in logins)}. A job runs on one: hibernate the "
-                "others first"
+                f"workspace {name} is on {len(logins)} machines: "
+                f"{', '.join(machine.id for machine in logins)}. A job runs on one: end each other "
+                f"one with `torpor hibernate {name} --machine ID` first"
             )
         asleep = not (logins or is_new)
         agreed = _agree_on_stored(sent, name, block, yes=yes) if asleep else frozenset()
@@ -551,10 +555,10 @@ def _wake(
                 wide=options.wide,
                 max_usd=usd,
             )
-        undo.pop_all()  # from here on something may stand that the block finds
+        undo.pop_all()  # from here on a machine may exist that only the block finds
     if logins:
         awake.machine, awake.price_usd_h = logins[0].id, logins[0].price_usd_h
-        # What was changed there and is replaced by this folder's files.
+        # Files that were changed on the machine and that this folder's files replace.
         back_up(name, as_json=options.json)
         return agreed
     wanted: dict[str, Any] = {"workspace": name, "gpu": gpu, "job": awake.job, "max_usd": usd}
@@ -562,7 +566,7 @@ def _wake(
     awake.since_unix = time.time()
     with quiet(options.json):
         if list_snapshots(name):
-            woken: Any = flows.wake(**wanted)  # no OffersReport, but in a dry run
+            woken: Any = flows.wake(**wanted)  # an OffersReport is returned only in a dry run
             machine = woken.machine
         else:
             machine = flows.create(**wanted).id
@@ -586,7 +590,7 @@ def _agree_on_stored(sent: Folder, name: str, block: Workspace, *, yes: bool) ->
         there = stored.get(f"{block.paths[0].rstrip('/')}/{one}")
         try:
             here = os.lstat(sent.path / one)
-        except OSError:  # the copy says so
+        except OSError:  # the copy itself will report it
             continue
         if there is None or there.mtime_ns <= here.st_mtime_ns or not stat.S_ISREG(here.st_mode):
             continue
@@ -606,8 +610,8 @@ def _agree(
     *,
     yes: bool,
 ) -> None:
-    """NewerFiles where files were changed later than here, unless a person agrees to use those.
-    ``first``: what comes before a push."""
+    """NewerFiles where files on the machine were changed later than here, unless a person agrees to
+    use those. ``first``: a command to run before a push."""
     if not count:
         return
     named = ", ".join(some) + (f" and {count - len(some):,} more" if count > len(some) else "")
@@ -649,14 +653,14 @@ def _send(
         sys.stderr,
     )
     are_agreed = agreed.issuperset(copied.newer) and copied.newer_count == len(copied.newer)
-    if not are_agreed:  # or not all are named
+    if not are_agreed:  # or where not all names are shown
         _agree(copied.newer, copied.newer_count, "on the machine", "", name, block, yes=yes)
     back_up(name, as_json=options.json)
     check_no_job(name)
 
 
 def _ended(name: str, job: str) -> Job | None:
-    """The job, if it has ended."""
+    """The job if it has ended; None otherwise."""
     found: Job | None = _jobs(name).of(job)
     return found if found is not None and found.ended else None
 
@@ -671,7 +675,8 @@ def _bring(
     options: Options,
 ) -> None:
     """Restore these paths of the job's last snapshot into the folder. What has such a name here is
-    renamed, and never overwritten. An error is said where the job has failed: that counts more."""
+    renamed, and never overwritten. If the job has failed, an error here is only printed, because
+    the job's failure counts more."""
     snapshot = None
     if job is not None:
         snapshot = job.final or (job.newest if job.saves else None)

@@ -35,12 +35,12 @@ def connected() -> Iterator[str]:
     TorporError where none is known or none answers."""
     elsewhere = _choose_folders()
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("DO_NOT_TRACK", "1")  # else Prefect sends usage data, and says so
+    os.environ.setdefault("DO_NOT_TRACK", "1")  # otherwise Prefect sends usage data, and says so
     looks = gc.isenabled()
-    gc.disable()  # all that is imported stays, and looking for garbage in it takes 0.2 s
+    gc.disable()  # everything that is imported stays, and searching it for garbage takes 0.2 s
     with Waiting("loading Prefect"):
         try:
-            from blocks.connection import prefect_settings  # Prefect takes a second to import
+            from blocks.connection import prefect_settings  # importing Prefect takes a second
         finally:
             if looks:
                 gc.enable()
@@ -54,9 +54,10 @@ def connected() -> Iterator[str]:
         _check(api.url, login, key, elsewhere=elsewhere, trusted=api.ssl_cert_file)
         from prefect.context import SyncClientContext
 
-    # Prefect's own lines are no message of a command.
+    # Log lines of Prefect's are no message of a command.
     with quiet(as_json=True), ExitStack() as until_the_end:
-        try:  # one client for all that the command asks: each reads the CA roots, for 25 ms
+        # one client for all requests of the command: each client reads the CA roots, for 25 ms
+        try:
             until_the_end.enter_context(SyncClientContext.get_or_create())
         except RuntimeError as error:
             raise TorporError(f"the Prefect server at {api.url} cannot be used: {error}") from None
@@ -80,15 +81,15 @@ def _choose_folders() -> bool:
 
 
 def _authorities(file: str | None) -> ssl.SSLContext | bool:
-    """What httpx verifies a server's certificate by: the authorities in that file, as Prefect's
-    client does; else the usual ones. InvalidInput where the file cannot be used."""
+    """The certificate authorities by which httpx verifies a server: those in that file, as in
+    Prefect's client, or else the usual ones. InvalidInput where the file cannot be used."""
     if not file:
         return True
-    import ssl  # not for a server without TLS
+    import ssl  # not needed for a server without TLS
 
     try:
         return ssl.create_default_context(cafile=file)
-    except OSError as error:  # SSLError is one
+    except OSError as error:  # SSLError is an OSError
         raise InvalidInput(
             f"{file}, which {CERTIFICATES} or SSL_CERT_FILE names, has no certificates of "
             f"authorities that can be read: {error}"
@@ -105,7 +106,7 @@ def ask(
     trusted: str | None = None,
 ) -> httpx.Response:
     """The server's answer to a GET. TorporError, with ``next_step``, where nobody answers."""
-    import httpx  # a quarter of the time that `torpor --help` takes
+    import httpx  # importing it takes a quarter of the time of `torpor --help`
 
     user, _, password = login.partition(":")
     try:
@@ -117,7 +118,8 @@ def ask(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=_ANSWERS_S,
             trust_env=not is_this_host(parts.hostname or ""),  # no proxy gets a login of this host
-            verify=_authorities(trusted) if encrypted else False,  # the CA roots take 25 ms to read
+            # reading the CA roots takes 25 ms
+            verify=_authorities(trusted) if encrypted else False,
         )
     except (httpx.InvalidURL, ValueError) as error:
         raise InvalidInput(f"the address {api_url} cannot be read: {error}") from None
@@ -127,7 +129,7 @@ def ask(
 
 
 def _unanswered(api_url: str, error: Exception, next_step: str) -> str:
-    """What is said of a server that cannot be asked, and what to do."""
+    """The error about a server that cannot be asked, and what to do."""
     if "CERTIFICATE_VERIFY_FAILED" not in str(error):
         return f"{api_url} does not answer ({error}): {next_step}"
     return (
@@ -161,11 +163,13 @@ def _check(
         key=key,
         trusted=trusted,
     )
-    if answer.is_server_error:  # as of Caddy, while the server behind it is down
+    # an answer of Caddy, for example, while the server behind it is down
+    if answer.is_server_error:
         raise TorporError(
             f"the Prefect server at {api_url} answers with {answer.status_code}: {next_step}"
         )
-    if elsewhere and answer.is_redirect:  # Prefect's client would take what blocks hold there
+    # Prefect's client would follow it, and send there what blocks hold
+    if elsewhere and answer.is_redirect:
         raise TorporError(
             f"the Prefect server at {api_url}, which `torpor connect` chose, leads to "
             f"{answer.headers.get('location', 'another address')}: connect to that server by its "

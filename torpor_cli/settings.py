@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 Flag = Annotated[bool, Parameter(negative=())]
 _FINDS: Final = {"store", "identity"}
-"""Settings by which torpor finds what is awake: the records of rentals, and the login."""
+"""Settings by which torpor finds what is awake: the store with the records of rentals, and the
+login."""
 
 
 def edit(workspace: str, *setting: str, wide: Flag = False) -> None:
@@ -52,7 +53,8 @@ def edit(workspace: str, *setting: str, wide: Flag = False) -> None:
             rows = [{"setting": name, "value": _shown(value)} for name, value in _of(old)]
             print_rows(rows, wide=wide)
             return
-        kept = dict(_of(old)) | (old.model_extra or {})  # of a newer version: save() refuses it
+        # settings of a newer version, which save() refuses
+        kept = dict(_of(old)) | (old.model_extra or {})
         new = setup.made(lambda: Workspace(**(kept | _wanted(old, setting))))
         rows = [
             {"setting": name, "was": _shown(was), "now": _shown(now)}
@@ -63,7 +65,7 @@ def edit(workspace: str, *setting: str, wide: Flag = False) -> None:
             say(f"workspace {workspace} is as it was: it has these settings already")
             return
         changed = {row["setting"] for row in rows}
-        new.spec()  # the blocks of its tuning and idleness are there
+        new.spec()  # checks that the blocks of its tuning and idleness exist
         finds = changed & _FINDS or new.open_tuning().owner != old.open_tuning().owner
         if finds:
             check_can_be_put_back(old, "changed")
@@ -80,7 +82,7 @@ def edit(workspace: str, *setting: str, wide: Flag = False) -> None:
         else:
             with put_back(old, overwrite=True):
                 new.save(workspace, overwrite=True)
-                check_asleep(old, "changed")  # a run may have read the old ones
+                check_asleep(old, "changed")  # a run may have read the old settings
         print_rows(rows, f"workspace {workspace} is changed", wide=wide)
         if changed & {"sleep_minutes", "when_idle"} and new.when_idle == "hibernate":
             say_where_it_stays_awake(workspace)
@@ -94,25 +96,29 @@ def _of(block: Workspace) -> list[tuple[str, Any]]:
 
 
 def _wanted(old: Workspace, settings: Sequence[str]) -> dict[str, Any]:
-    """The new values by their settings; InvalidInput for a setting that there is not."""
+    """The new values by setting; InvalidInput for an unknown setting."""
     known = dict(_of(old))
     wanted: dict[str, Any] = {}
     for one in settings:
         name, equals, value = one.partition("=")
         name = name.strip()
         if not equals:
-            raise InvalidInput(f"{one!r} is no NAME=VALUE, such as gpu=L40S")
+            raise InvalidInput(f"{one!r} has no value: write NAME=VALUE, such as gpu=L40S")
         if name == "name":
             raise InvalidInput(
                 "the name of a workspace is that of its snapshots and cannot be changed: "
                 "`torpor init` makes another workspace"
             )
         if name not in known:
-            near = get_close_matches(name, known, 3, 0.4) or [*known]
-            raise InvalidInput(f"a workspace has no setting {name!r}: is it {', '.join(near)}?")
+            near = get_close_matches(name, known, 3, 0.4)
+            meant = f"do you mean {' or '.join(near)}? " if near else ""
+            raise InvalidInput(
+                f"a workspace has no setting {name!r}: {meant}`torpor edit {name_of(old)}` shows "
+                "all settings"
+            )
         listed = isinstance(known[name], list)
         if name in wanted and not (listed and value and wanted[name]):
-            raise InvalidInput(f"{name} is there twice, and is one value")
+            raise InvalidInput(f"{name} is given twice and takes one value: give {name}=VALUE once")
         if not value:
             field = type(old).model_fields[name]
             wanted[name] = field.get_default(call_default_factory=True)

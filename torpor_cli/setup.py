@@ -29,7 +29,7 @@ MARKET_VARIABLE: Final = "TORPOR_MARKET_KEY"
 _KEEPS_WORKSPACE: Final = ("vast-provider/", "runpod-provider/")
 """Markets whose images keep work in /workspace."""
 _ROOM: Final = 1.5
-"""The highest price that is suggested, by the best offer's."""
+"""The suggested highest price, as a multiple of the best offer's price."""
 _FLAVOURS: Final = {
     "s3": "aws-s3",
     "aws": "aws-s3",
@@ -42,7 +42,7 @@ _FLAVOURS: Final = {
     "seaweedfs": "seaweedfs",
     "other": "other",
 }
-"""The kinds of store by the names that people use."""
+"""The kinds of store, by the names that people use."""
 _STORE_KEYS: Final = {
     "aws-s3": "https://console.aws.amazon.com/iam/ (Users, access keys)",
     "cloudflare-r2": "https://dash.cloudflare.com/?to=/:account/r2/api-tokens",
@@ -264,7 +264,7 @@ def _place(kind: str) -> tuple[str, str]:
 
 
 def _region_and_endpoint(kind: Any, region: str, endpoint: str) -> None:
-    """InvalidInput where they do not fit this kind of store, or each other."""
+    """InvalidInput where region and endpoint do not fit this kind of store, or each other."""
     from blocks.flavour import region_and_endpoint
 
     try:
@@ -320,7 +320,8 @@ def _provider(undo: ExitStack, market: str) -> str:
 
 
 def say_of_this_home(paths: Sequence[str]) -> None:
-    """Say so where the shell has replaced ~ before torpor saw it: a machine's home is another."""
+    """Warn where the shell has replaced ~ before torpor saw it, because a machine's home is another
+    one."""
     home = Path.home()
     for path in paths:
         if Path(path).is_relative_to(home) and home != Path("/"):
@@ -377,7 +378,7 @@ def _limit(reference: str, gpu: str) -> float:
 
 
 def _price(said: str) -> float:
-    """0 for no limit; InvalidInput for what is no price."""
+    """The price as a number, 0 for no limit; InvalidInput for text that is no price."""
     try:
         limit = 0.0 if said == "none" else float(said)
     except ValueError:
@@ -407,7 +408,8 @@ def _free_name(kind: Any, said: str) -> str:
 
 
 def made(make: Callable[[], Any]) -> Any:
-    """The block; InvalidInput with the field and its fault, never with its value."""
+    """A block made of these fields; InvalidInput with the field and its fault, never with its
+    value."""
     from pydantic import ValidationError
 
     try:
@@ -445,21 +447,21 @@ def save_new(undo: ExitStack, block: Any, name: str) -> None:
                 f"somebody has just saved a block {block.get_block_type_slug()}/{name}, which "
                 "stays as it is: choose another name"
             ) from None
-        _delete_block(type(block), name)  # it may be there all the same
+        _delete_block(type(block), name)  # the block may be there in spite of the error
         raise
     undo.callback(_delete_block, type(block), name)
 
 
 def _delete_block(kind: Any, name: str) -> None:
-    with suppress(ValueError):  # it is not there
+    with suppress(ValueError):  # the block does not exist
         kind.delete(name)
 
 
 def _answered(
     question: str, usual: str, check: Callable[[str], AnswerT], given: str | None = None
 ) -> AnswerT:
-    """What an option gives, checked; else what the person at the terminal answers, who is asked
-    again after what does not do."""
+    """The checked value of an option; without the option, the answer of the person at the terminal,
+    who is asked again after a wrong answer."""
     if given or (given is not None and not usual):
         return check(given)
     if not sys.stdin.isatty():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import CoercionError, Parameter, Token, convert
 
 from deployments.terminal import say
 from torpor.control.own_server import how_to_hibernate
@@ -15,6 +17,18 @@ from torpor_cli.question import agrees
 
 if TYPE_CHECKING:
     from blocks import Workspace
+
+_TIMES: Final = "whole minutes, 1m to 4h, such as 30m or 2h"
+
+
+def _time(type_: Any, tokens: Sequence[Token]) -> Any:
+    try:
+        return convert(type_, tokens)
+    except CoercionError:
+        raise ValueError(f"{tokens[0].value!r} is no time: write {_TIMES}.") from None
+
+
+After = Annotated[timedelta | None, Parameter(converter=_time)]
 
 
 def sleep_after(workspace: str, after: timedelta | None, *, asks: bool) -> Callable[[], None]:
@@ -63,13 +77,13 @@ def say_where_it_stays_awake(name: str) -> None:
 def _minutes(after: timedelta) -> int:
     minutes, rest_s = divmod(after.total_seconds(), 60)
     if rest_s or not 1 <= minutes <= 240:
-        raise InvalidInput("--sleep-after is a time such as 30m or 2h: whole minutes, 1m to 4h")
+        raise InvalidInput(f"--sleep-after: write {_TIMES}")
     return int(minutes)
 
 
 def _check_alike(name: str, new: Workspace) -> None:
     """InvalidInput where another block for this workspace has other idle rules: watch would choose
-    none of the two."""
+    neither of the two."""
     from blocks import Workspace
     from blocks.reference import saved_names
 
@@ -79,7 +93,7 @@ def _check_alike(name: str, new: Workspace) -> None:
         try:
             block = Workspace.of(other)
             differs = block.name == new.name and block.spec().idle != new.spec().idle
-        except TorporError:  # a damaged block is its own trouble
+        except TorporError:  # a damaged block is reported where it is used
             continue
         if differs:
             raise InvalidInput(

@@ -114,7 +114,7 @@ def verify(
 
 
 def prune(workspace: str, *, dry_run: bool = True, options: Options | None = None) -> None:
-    """Free what no snapshot names, a grace time after an earlier prune marked it.
+    """Delete stored data that no snapshot uses, a day after an earlier prune marked it.
 
     Args:
         workspace: A workspace in the store.

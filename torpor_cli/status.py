@@ -22,7 +22,7 @@ def status(*workspace: str, options: Format | None = None) -> None:
 
         there = saved_names(Workspace)
         for name in {*workspace} - {*there}:
-            Workspace.of(name)  # a wrong name is an error, a damaged block is a row
+            Workspace.of(name)  # a wrong name is an error here, a damaged block becomes a row
         with Waiting("looking at the workspaces"):
             report = look_at_all(workspace or there, PrefectAlerts())
         chosen = options or Format()

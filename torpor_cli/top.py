@@ -42,7 +42,7 @@ def top(
         from tasks.top import look_at_top
 
         for name in {*workspace} - {*saved_names(Workspace)}:
-            Workspace.of(name)  # a wrong name is an error, a damaged block is a row
+            Workspace.of(name)  # a wrong name is an error here, a damaged block becomes a row
 
         def look(last: Top | None = None) -> Top:
             return look_at_top(workspace or saved_names(Workspace), PrefectAlerts(), last)
@@ -59,7 +59,7 @@ def top(
 
 
 def _renew(look: Any, every_s: float, *, wide: bool) -> None:
-    """Until Ctrl-C, which leaves the terminal as it was."""
+    """Renew the screen until Ctrl-C, and leave the terminal as it was."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
@@ -67,7 +67,7 @@ def _renew(look: Any, every_s: float, *, wide: bool) -> None:
     with Waiting("looking at the machines"):
         seen = look(None)
     parts = _picture(seen, wide=wide)
-    screen = Console(highlight=False, markup=False)  # it heeds NO_COLOR
+    screen = Console(highlight=False, markup=False)  # this console heeds NO_COLOR
     stale = 0
     live = Live(Group(*parts), console=screen, screen=True, auto_refresh=False)
     try:
@@ -86,12 +86,12 @@ def _renew(look: Any, every_s: float, *, wide: bool) -> None:
     except KeyboardInterrupt:
         return
     finally:
-        live.stop()  # also what an interrupt has left half-started
+        live.stop()  # also ends a screen that an interrupt has left half-started
 
 
 def _pause(seconds: float) -> None:
-    """Sleep, a second at a time: Python hears a Ctrl-C that came at the moment at which a sleep
-    began only after that sleep, which would be an hour with ``--every 3600``."""
+    """Sleep, in steps of a second. Python handles a Ctrl-C that came just as a sleep began only
+    after that sleep, which would be an hour with ``--every 3600``."""
     ends_s = time.monotonic() + seconds
     while (left_s := ends_s - time.monotonic()) > 0:
         time.sleep(min(left_s, TICK_S))

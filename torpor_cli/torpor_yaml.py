@@ -20,10 +20,10 @@ from torpor.shared.values import Want, workspace_name
 
 FILE: Final = "torpor.yaml"
 MOST_BYTES: Final = 1024 * 1024
-"""Of the file. A longer one is another file by mistake."""
+"""Most bytes of torpor.yaml. A longer file is another one, named by mistake."""
 _MOST_DEEP: Final = 8
 _NUMBER: Final = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)(e[-+]?[0-9]+)?", re.I)
-"""A number that YAML 1.1 reads as everybody does."""
+"""A number that YAML 1.1 reads as a person does."""
 _HABITS: Final = {
     "accelerators": "gpu, in resources",
     "accept_secrets": "the option --accept-secret alone: no file of a folder hands out credentials",
@@ -60,7 +60,7 @@ _HABITS: Final = {
 
 ResultT = TypeVar("ResultT")
 Loc: TypeAlias = tuple[str | int, ...]
-"""Where a value stands: its keys and numbers, from the outermost one on."""
+"""The place of a value in the file: its keys and list positions, from the outermost one on."""
 
 
 class _Strict(BaseModel):
@@ -140,7 +140,7 @@ class TorporYaml:
     marks: dict[Loc, str] = field(default_factory=dict)
 
     def at(self, *loc: str) -> str:
-        """``torpor.yaml, line 4, key resources.spot``"""
+        """The place of a value as text: ``torpor.yaml, line 4, key resources.spot``"""
         return f"{self.name}, {_place(self.marks, loc)}"
 
 
@@ -228,7 +228,7 @@ class _Reading:
         if isinstance(node, yaml.SequenceNode):
             return [self._value(loader, one, (*loc, at)) for at, one in enumerate(node.value)]
         if loc[:1] == ("env",) and len(loc) == 2 and not _is_null(node):
-            return node.value  # a variable is a text, as it is written
+            return node.value  # the value of a variable is its text, as it is written
         number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
         if number and not _NUMBER.fullmatch(node.value):
             raise self._fault(
@@ -255,11 +255,11 @@ class _Reading:
                 raise self._fault(at, f"this key is there twice: first in {first}")
             self.marks[at] = _line(key, at)
             if _is_null(value) and loc != ("env",):
-                continue  # nothing after a key: its default
+                continue  # nothing after a key: the default holds
             yield key.value, self._value(loader, value, at)
 
     def said_of(self, fault: Mapping[str, Any]) -> tuple[int, str]:
-        """Its line, and what is said of it."""
+        """The line of a fault, and the text about it."""
         loc: Loc = fault["loc"]
         why = str(fault["msg"]).removeprefix("Value error, ")
         node = self._nodes.get(loc)
@@ -289,7 +289,7 @@ def _line(node: yaml.Node, loc: Loc) -> str:
 
 
 def _place(marks: dict[Loc, str], loc: Loc) -> str:
-    """Of the value, or of the nearest one around it."""
+    """The place of a value, or of the nearest value around it."""
     while loc and loc not in marks:
         loc = loc[:-1]
     return marks.get(loc, "line 1")

@@ -36,41 +36,45 @@ from typing import IO, Any, Callable, Iterable, Iterator, NamedTuple  # noqa: UP
 
 CHUNK_BYTES = 1 << 20
 LOCK_WAIT_S = 75.0
-"""For a file that an earlier connection of the same copy may still hold; more than _STALLED_S."""
+"""Seconds to wait for a file that an earlier connection of the same copy may still hold; more than
+_STALLED_S."""
 KEPT_BYTES = 1 << 20
-"""Of less, a copy that ended leaves nothing beside the file."""
+"""Bytes of an unfinished file from which a copy that ended keeps it; a smaller one is removed."""
 MOST_ENTRIES = 2_000_000
 MOST_LIST_BYTES = 512 << 20
-"""Of one list of the other side, which is held in memory."""
+"""Most bytes of one list of the other side, which is held in memory."""
 MOST_NAME = 4096
-"""Characters of a name, and of what a symlink leads to: Linux opens no longer path."""
+"""Most characters of a name, and of a symlink's target: Linux opens no longer path."""
 _MOST_FRAME_BYTES = 16 << 20
 _BATCH = 500
 _LONGEST = 4000
 _SHOWN = 20
-"""Names in a report; the others are counted."""
+"""Names that a report shows; the others are counted."""
 _JUPYTER_S = 60
 _ANSWER_S = 3
 _QUIET_S = 1800
-"""A machine's side that hears nothing for so long ends: as a program of a login, it would keep an
-idle machine awake."""
+"""Seconds after which a machine's side that hears nothing ends: as a program of a login, it would
+keep an idle machine awake."""
 _STALLED_S = 60
-"""It ends so early while the bytes of a file are on their way: the line is broken, and the next
-connection wants to go on with the file."""
+"""Seconds after which it ends while the bytes of a file are on their way: the line is broken, and
+the next connection wants to continue the file."""
 _HEAD = struct.Struct(">cI")
 _JSON, _DATA, _END, _ERROR = b"j", b"d", b"e", b"x"
 _NO_COPY = "the other side sent what is no part of a copy"
 _PART = re.compile(r"(\.torpor-[0-9a-f]{16})-[0-9a-f]{16}\.part")
-"""The first number is of the file's name, the second one of its version."""
+"""The name of an unfinished file. The first number is a hash of the file's name, the second one of
+its version."""
 OLD_PART_S = 7 * 24 * 3600
-"""What an earlier copy has left of any file is removed by the next copy into its directory."""
+"""Seconds after which unfinished files of earlier copies, of whatever file, are removed by the next
+copy into their directory."""
 _MODE = 0o777
-"""What a copy keeps of a mode: no program gets its owner's rights by being copied."""
+"""The bits of a mode that a copy keeps. Without the set-user-id bits, no program gets its owner's
+rights by being copied."""
 _YOUNG = "somebody has changed it meanwhile"
 
 
 class Refused(Exception):
-    """The other side, or this one, says in words why nothing goes on."""
+    """The other side, or this one, has said in words why the copy cannot go on."""
 
 
 class Broken(Exception):
@@ -89,9 +93,9 @@ class Entry(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a receiver did. ``newer``: kept, as the target's is younger. ``kept``: what else was
-    neither replaced nor deleted, with the reason. ``gone``: deleted, or what a dry run would
-    delete. Of names, the first few."""
+    """What a receiver did. ``newer``: files that were kept because the target's are newer.
+    ``kept``: names that were neither replaced nor deleted for other reasons, with the reason.
+    ``gone``: names that were deleted, or that a dry run would delete. Of names, the first few."""
 
     files: int
     bytes: int
@@ -105,13 +109,13 @@ class Report(NamedTuple):
     gone: list[str]
     gone_count: int
     names: list[str]
-    """Of a dry run: what would be copied."""
+    """In a dry run: the names that would be copied."""
     target: str
 
 
 class Stream:
-    """Frames of one kind, a length and so many bytes. ``quiet_s``: the process ends where the other
-    side neither sends nor takes anything for so long; 0: it waits."""
+    """Frames of one kind, each a length and that many bytes. ``quiet_s``: the process ends where
+    the other side neither sends nor takes anything for this long; 0: it waits without limit."""
 
     def __init__(self, reader: IO[bytes], writer: IO[bytes], quiet_s: int = 0) -> None:
         self._reader = reader
@@ -200,7 +204,7 @@ class Stream:
         return data
 
     def _why(self) -> Exception:
-        """Nobody takes what is written: the other side may have said why."""
+        """The error of a write that failed: the other side may have said why."""
         try:
             while True:
                 self.read()
@@ -258,7 +262,7 @@ def _wish(value: Any, found: list[tuple[str, Entry]]) -> tuple[int, int]:
 
 
 def _is_small(value: Any) -> bool:
-    """Whether it may be one of a list: a name, a number, or an entry with a few of these."""
+    """Whether a value may be in a list: a name, a number, or an entry of a few of these."""
     parts = value if isinstance(value, list) else [value]
     return len(parts) <= len(Entry._fields) and all(
         isinstance(one, int) or (isinstance(one, str) and len(one) <= MOST_NAME) for one in parts
@@ -276,7 +280,7 @@ def _report(value: Any) -> Report:
 
 
 def _first_few(names: list[Any]) -> list[str]:
-    """Of what the other side names, as much as is said."""
+    """The first few of the names that the other side sent, as many as a report shows."""
     return [str(name)[:_LONGEST] for name in names[:_SHOWN]]
 
 
@@ -289,7 +293,7 @@ def found_in(source: Source, skipped: list[str]) -> Iterator[tuple[str, Entry]]:
     if not source.name:
         yield from _in_folder(source.path, "", skipped)
         return
-    # What the user named is followed where it is a symlink.
+    # A symlink that the user named is followed.
     yield from _below(os.path.realpath(source.path), source.name, skipped)
 
 
@@ -297,7 +301,8 @@ def _below(path: str, name: str, skipped: list[str]) -> Iterator[tuple[str, Entr
     try:
         info = os.lstat(path)
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR):  # else deleted meanwhile
+        # otherwise the entry was deleted meanwhile
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
             skipped.append(f"{name} ({error.strerror})")
         return
     mode = stat.S_IMODE(info.st_mode) & _MODE
@@ -313,7 +318,7 @@ def _below(path: str, name: str, skipped: list[str]) -> Iterator[tuple[str, Entr
 
 
 def _in_folder(path: str, prefix: str, skipped: list[str]) -> Iterator[tuple[str, Entry]]:
-    """Without what earlier copies have left beside files."""
+    """The entries of a folder, without what earlier copies have left beside files."""
     try:
         names = sorted(os.listdir(path))
     except OSError as error:
@@ -332,11 +337,11 @@ def _send_file(
     moved: Callable[[int], None],
     done: int,
 ) -> int:
-    """Send as many bytes as were listed: a log that grows meanwhile is sent as it was. The frame at
-    the end says why the file is not whole, where that is so."""
+    """Send as many bytes as were listed: a log that grows meanwhile is sent as it was. If the file
+    is not whole, the frame at the end says why."""
     left = entry.size - offset
     try:
-        # A pipe that came in the file's place would be waited for.
+        # A pipe that took the file's place would block the read.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb", buffering=0) as opened:
             is_file = stat.S_ISREG(os.fstat(fd).st_mode)
@@ -361,14 +366,16 @@ def _send_file(
 
 
 class Target(NamedTuple):
-    """Where to: the contents of ``base``, with ``rename`` in place of the entries' first name."""
+    """Where a copy goes: the contents of ``base``, with ``rename`` in place of the first part of
+    the entries' names."""
 
     base: str
     rename: str = ""
 
 
 def target_for(path: str, count: int, *, contents: bool) -> Target:
-    """As `cp` does: below a directory that is there, else as that name. ``count``: sources."""
+    """The target, chosen as `cp` does: below a directory that exists, else under that name.
+    ``count``: how many sources there are."""
     if contents or count > 1 or path.endswith("/") or os.path.isdir(path):
         return Target(path)
     above, name = os.path.split(os.path.abspath(path))
@@ -380,15 +387,16 @@ class Wishes(NamedTuple):
     delete: bool = False
     dry_run: bool = False
     inner_links: int | None = None
-    """Leave out symlinks that lead out of what is copied: out of their name's first so many parts.
-    None: all links are taken as they are."""
+    """Leave out symlinks that lead out of the copied tree: out of the first ``inner_links`` parts
+    of their names. None: all links are copied as they are."""
     modes: int = _MODE
     """The bits of a mode that files and directories get."""
     replace: bool = True
-    """Whether a file gives way to another one of its name."""
+    """Whether a file is replaced by another one of its name."""
     before_ns: int = 0
-    """Delete, and replace what is newer, only where it was last changed before this moment of the
-    target's clock: a snapshot that was begun then may lack what is younger. 0: at any moment."""
+    """Delete a file, and replace a newer one, only if it was last changed before this moment of the
+    target's clock: a snapshot that was begun at that moment may lack later changes. 0: at any
+    moment."""
 
 
 def receive(
@@ -445,7 +453,7 @@ def receive(
             whole, done = disk.write(
                 stream, entry, offset, plan.before[index], lambda now: moved(now, total), done
             )
-            if not whole and disk.holds(entry):  # another copy of the same file was quicker
+            if not whole and disk.holds(entry):  # another copy of the same file was faster
                 del failed[faults:]
                 whole = True
             files += whole
@@ -483,7 +491,8 @@ def receive(
 
 
 def _chosen(entries: list[Entry], left_out: set[str]) -> list[int]:
-    """The entries that are not left out, without directories of which all is."""
+    """The entries without those that are left out, and without directories of which everything is
+    left out."""
     hollow = _above(left_out)
     rest = [entry.name for entry in entries if entry.kind != "d" and entry.name not in left_out]
     hollow -= _above(rest)
@@ -495,7 +504,7 @@ def _chosen(entries: list[Entry], left_out: set[str]) -> list[int]:
 
 
 def _above(names: Iterable[str]) -> set[str]:
-    """The directories that these names are in."""
+    """The directories that contain these names."""
     found: set[str] = set()
     for name in names:
         while (name := name.rpartition("/")[0]) and name not in found:
@@ -548,8 +557,8 @@ def _checked(fields: Any, modes: int) -> Entry:
 
 
 class _Plan:
-    """What is to be done with each entry, after a look at the target. ``over``: what stands there
-    and is newer, by the number of the entry that replaces it."""
+    """The action for each entry, after a look at the target. ``over``: what stands there and is
+    newer, by the number of the entry that would replace it."""
 
     def __init__(
         self, disk: _Disk, entries: list[Entry], chosen: list[int], wishes: Wishes
@@ -605,7 +614,7 @@ class _Plan:
                 self.wanted.append((index, disk.begun(entry)))
 
     def leave(self, numbers: set[int]) -> None:
-        """Replace none of these."""
+        """Replace none of these entries."""
         self.wanted = [(index, offset) for index, offset in self.wanted if index not in numbers]
         self.links = [index for index in self.links if index not in numbers]
 
@@ -631,11 +640,12 @@ class _Disk:
         self._above: str | None = None
         self._above_fd = -1
         self._unlinked: set[tuple[int, int]] = set()
-        """Files that lost a name here, which is a change of their other names, too."""
+        """Files that lost one of their names here, which changes the time of their other names,
+        too."""
         self.failed = failed
 
     def __enter__(self) -> _Disk:
-        with suppress(FileNotFoundError):  # of a dry run
+        with suppress(FileNotFoundError):  # the target of a dry run may not exist
             self._fd = os.open(self._base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return self
 
@@ -645,7 +655,7 @@ class _Disk:
             os.close(self._fd)
 
     def fails(self, name: str, error: OSError) -> None:
-        """Note it. A disk without space ends the copy: each further file would fail, too."""
+        """Note a failure. A full disk ends the copy, because each further file would fail, too."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OSError(error.errno, error.strerror, os.path.join(self._base, name)) from error
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
@@ -662,7 +672,7 @@ class _Disk:
             return None
 
     def has(self, entry: Entry, there: os.stat_result) -> bool:
-        """Whether it is there, whatever its mode."""
+        """Whether the target has the file already, whatever its mode."""
         folder, last = self._at(entry.name)
         if entry.kind == "l":
             return stat.S_ISLNK(there.st_mode) and os.readlink(last, dir_fd=folder) == entry.target
@@ -670,7 +680,7 @@ class _Disk:
         return stat.S_ISREG(there.st_mode) and same
 
     def holds(self, entry: Entry) -> bool:
-        """Whether it is there by now."""
+        """Whether the target has the file by now."""
         try:
             there = self.look(entry.name)
             return there is not None and self.has(entry, there)
@@ -678,7 +688,7 @@ class _Disk:
             return False
 
     def begun(self, entry: Entry) -> int:
-        """How many bytes of this version of a file an earlier copy has left here."""
+        """How many bytes of this version of a file an earlier copy has left at the target."""
         try:
             folder, _ = self._at(entry.name)
             left = os.stat(_part_of(entry), dir_fd=folder, follow_symlinks=False)
@@ -689,8 +699,8 @@ class _Disk:
 
     def remove_parts(self, entries: list[Entry], wanted: set[str]) -> None:
         """Remove what earlier copies have left of other versions of these files, and, in their
-        directories, of any file for long. What a copy holds stays, and so do the ``wanted`` ones,
-        by the names of their files."""
+        directories, what is older than OLD_PART_S. Files that a running copy holds stay, and so do
+        those of the ``wanted`` names."""
         names: dict[str, set[str]] = {}
         keep: dict[str, set[str]] = {}
         for entry in entries:
@@ -702,7 +712,7 @@ class _Disk:
             if entry.name in wanted:
                 keep.setdefault(above, set()).add(_part_of(entry))
         for above, mine in names.items():
-            with suppress(OSError):  # the directory is not there yet, or is none
+            with suppress(OSError):  # the directory does not exist yet, or is something else
                 folder, _ = self._at(f"{above}/." if above else ".")
                 for part in os.listdir(folder):
                     found = _PART.fullmatch(part)
@@ -719,7 +729,8 @@ class _Disk:
             self.fails(entry.name, error)
 
     def finish(self, entry: Entry) -> None:
-        """Give a file that is there its mode; and a directory that was made, once all is in it."""
+        """Give a file that is there already its mode, and a new directory its mode once everything
+        is in it."""
         try:
             folder, last = self._at(entry.name)
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -740,8 +751,8 @@ class _Disk:
         moved: Callable[[int], None],
         done: int,
     ) -> tuple[bool, int]:
-        """Take the rest of a file from the stream; whether it stands whole under its name, and all
-        bytes until now. ``before``: what stood there when it was compared."""
+        """Write the rest of a file from the stream; returns whether the file is whole under its
+        name, and all bytes until now. ``before``: what stood there when it was compared."""
         fd = -1
         written = offset
         whole = False
@@ -819,7 +830,7 @@ class _Disk:
         )
 
     def link(self, entry: Entry, before: os.stat_result | None) -> bool:
-        """Make a symlink, after all files: none of them is written through it."""
+        """Make a symlink, after all files, so that no file is written through it."""
         part = _part_of(entry)
         try:
             folder, last = self._at(entry.name, make=True)
@@ -838,7 +849,7 @@ class _Disk:
         return True
 
     def entry(self, name: str, there: os.stat_result) -> Entry:
-        """What stands there, which is no directory."""
+        """What stands at the name, which is no directory."""
         kind, to = "f", ""
         if stat.S_ISLNK(there.st_mode):
             folder, last = self._at(name)
@@ -846,8 +857,8 @@ class _Disk:
         return Entry(kind, name, there.st_mode & _MODE, there.st_size, there.st_mtime_ns, to)
 
     def not_listed(self, listed: set[str]) -> list[Entry]:
-        """What is here and not listed, deepest first; of a directory, what is in it, too. Parents
-        of what is listed stay."""
+        """What the target has and the sender has not listed, deepest first, with everything in such
+        directories. Parents of listed entries stay."""
         keep = listed | _above(listed)
         if self._fd < 0:
             return []
@@ -855,8 +866,9 @@ class _Disk:
         return [entry for entry in reversed(here) if entry.name not in keep]
 
     def delete(self, entries: list[Entry], before_ns: int, kept: list[str]) -> list[str]:
-        """Delete them; returns those that went. A directory in which something stays, stays. What
-        was changed since it was listed, or at ``before_ns`` or later, is added to ``kept``."""
+        """Delete these names; returns the deleted ones. A directory stays if something in it stays.
+        Files that were changed since they were listed, or at ``before_ns`` or later, are added to
+        ``kept``."""
         gone = []
         for entry in entries:
             name = entry.name
@@ -882,7 +894,7 @@ class _Disk:
         return gone
 
     def _at(self, name: str, *, make: bool = False) -> tuple[int, str]:
-        """The open directory that the name is in, and its last part."""
+        """The open directory that contains the name, and the name's last part."""
         above, _, last = name.rpartition("/")
         if self._fd < 0:
             raise FileNotFoundError(errno.ENOENT, "it is not there", self._base)
@@ -917,13 +929,14 @@ class _Disk:
 
 
 def _is_young(there: os.stat_result, before_ns: int) -> bool:
-    """Whether it was changed at that moment or later. Whoever sets the time of a file (`cp -p`)
-    cannot set that of the change."""
+    """Whether the file was changed at that moment or later, by the time of its inode's change,
+    which nobody can set (`cp -p` sets only the time of the content)."""
     return max(there.st_mtime_ns, there.st_ctime_ns) >= before_ns
 
 
 def _part_of(entry: Entry) -> str:
-    """Where a version of a file is written: beside its name, and found again by the next copy."""
+    """The name under which a version of a file is written: beside the file's own, so that the next
+    copy finds it again."""
     name = entry.name.rpartition("/")[2]
     version = f"{name}\0{entry.size}\0{entry.mtime_ns}\0{entry.target}"
     return f".torpor-{_digest(name)}-{_digest(version)}.part"
@@ -934,12 +947,12 @@ def _digest(text: str) -> str:
 
 
 def _opened_part(part: str, folder: int, offset: int) -> int:
-    """The file, held by this copy alone and of ``offset`` bytes."""
+    """The unfinished file, locked by this copy and of ``offset`` bytes."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_APPEND
     fd = os.open(part, flags, 0o600, dir_fd=folder)
     try:
         _lock(fd)
-        # Another copy may have renamed or removed it between the two calls.
+        # Another copy may have renamed or removed the file between the two calls.
         held = os.fstat(fd)
         mine = held.st_nlink == 1 and _is_at(part, folder, held) and held.st_size >= offset
         if mine:
@@ -955,7 +968,7 @@ def _opened_part(part: str, folder: int, offset: int) -> int:
 
 def _remove_part(part: str, folder: int, *, always: bool) -> None:
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with suppress(OSError):  # somebody else's, or one that another copy holds
+    with suppress(OSError):  # somebody else's file, or one that another copy holds
         fd = os.open(part, flags, dir_fd=folder)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -1002,14 +1015,14 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def place(path: str, roots: list[str]) -> str:
-    """An absolute path: relative ones are below the workspace's first directory."""
+    """An absolute path. A relative one is below the workspace's first directory."""
     slash = "/" if path.endswith("/") else ""
     whole = os.path.join(os.path.expanduser(roots[0]), os.path.expanduser(path))
     return os.path.normpath(whole) + (slash if whole != "/" else "")
 
 
 def is_inside(path: str, roots: list[str]) -> bool:
-    """Whether it is a directory of the workspace or below one, symlinks followed."""
+    """Whether the path is a directory of the workspace or below one, with symlinks followed."""
     real = os.path.realpath(path)
     return any(
         real == root or real.startswith(f"{root.rstrip('/')}/")
@@ -1018,7 +1031,7 @@ def is_inside(path: str, roots: list[str]) -> bool:
 
 
 def serve(stream: Stream) -> None:
-    """Do what the first value asks for. Errors are said in words."""
+    """Do what the first value asks for. Errors are sent as text."""
     asked = stream.expect()
     try:
         _DOES[asked["do"]](stream, asked)
@@ -1047,14 +1060,16 @@ def _serve_receiving(stream: Stream, asked: dict[str, Any]) -> None:
 
 
 def _serve_looking(stream: Stream, asked: dict[str, Any]) -> None:
-    """Where a copy would go, without symlinks, with the workspace's directories, and the time."""
+    """Send where a copy would go, without symlinks, with the workspace's directories and the
+    time."""
     where = _target_of(asked)[1]
     roots = [os.path.realpath(os.path.expanduser(root)) for root in asked["roots"]]
     stream.send([time.time_ns(), where, roots])
 
 
 def _target_of(asked: dict[str, Any]) -> tuple[Target, str]:
-    """The target, and the same without symlinks. Refused for one that nothing may be copied to."""
+    """The target, and its path without symlinks. Refused for a target to which nothing may be
+    copied."""
     roots = asked["roots"]
     path = place(asked["path"], roots)
     target = target_for(path, asked["count"], contents=asked["contents"])
@@ -1097,7 +1112,7 @@ _DOES: dict[str, Callable[[Stream, dict[str, Any]], None]] = {
 
 
 def name_of(path: str) -> str:
-    """What a copy of it is called."""
+    """The name of a copy of the path."""
     name = os.path.basename(path.rstrip("/"))
     name = name if name not in ("", ".", "..") else os.path.basename(os.path.realpath(path))
     if not name:
@@ -1106,7 +1121,7 @@ def name_of(path: str) -> str:
 
 
 def _jupyter(roots: list[str]) -> dict[str, Any]:
-    """The running Jupyter server that began last; one is started where none runs."""
+    """The running Jupyter server that was started last; starts one where none runs."""
     if found := _running_jupyter():
         return found
     programs = [shutil.which(name) for name in ("jupyter-lab", "jupyter-notebook")]
@@ -1145,7 +1160,7 @@ def _running_jupyter() -> dict[str, Any] | None:
         if not re.fullmatch(r"(jpserver|nbserver)-\d+\.json", name):
             continue
         path = os.path.join(folder, name)
-        with suppress(OSError, ValueError, KeyError, TypeError):  # of a server that has ended
+        with suppress(OSError, ValueError, KeyError, TypeError):  # a server that has ended
             with open(path, encoding="utf-8") as opened:
                 said = json.load(opened)
             os.kill(said["pid"], 0)
@@ -1159,7 +1174,7 @@ def main() -> int:
     """Serve whoever has started this, over standard input and output."""
     try:
         serve(Stream(sys.stdin.buffer, sys.stdout.buffer, _QUIET_S))
-    except Broken:  # its laptop has gone
+    except Broken:  # the other side has gone
         return 1
     return 0
 

@@ -15,11 +15,12 @@ from torpor.shared.errors import TorporError
 from torpor.shared.values import DRILL, reserved_name
 
 LEFT_AFTER_S: Final = 24 * 3600
-"""A drill that began so long ago was killed: its machine holds no work, and is ended."""
+"""A drill that began this many seconds ago was killed: its machine holds no work, and is
+destroyed."""
 
 
 def drill_machine(opened: OpenWorkspace) -> AbstractContextManager[Session]:
-    """A new machine for one drill."""
+    """A new machine for one drill, which is destroyed at the end."""
     return machine_under(opened, reserved_name(DRILL, opened.spec.name))
 
 

@@ -1,4 +1,4 @@
-"""What a flow does for each workspace of the installation that has a rented machine."""
+"""Runs an action for each workspace of the installation that has a rented machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_RENTED: Final = "nothing: it has no rented machine. Name a machine of your o
 
 
 def act_on_each(heading: str, act: Callable[[str, OpenWorkspace, list[Rental]], str]) -> EachReport:
-    """``act`` on each Workspace block that has rented machines, also after one has failed; raises
+    """Call ``act`` for each Workspace block that has rented machines, also after a failure; raises
     the first failure."""
     opened, closed = open_all(runner().workspaces())
     blocks = Counter(workspace.spec.name for workspace in opened.values())

@@ -49,27 +49,28 @@ from torpor.shared.wire.restore import RestorePlan
 MOST_MACHINES: Final = 64
 MOST_SPARES: Final = 16
 MOST_TASKS: Final = 64
-"""Task runs of parts, of all machines together: Prefect's server writes state for each."""
+"""The most task runs of parts, of all machines together: Prefect's server writes the state of
+each."""
 TOGETHER: Final = 8
-"""Parts of one machine at the same time: its agent works no more."""
+"""Parts that one machine restores at the same time: its agent works on no more."""
 WATCH_S: Final = 3.0
-"""Between two looks at what the provider says of the machines; a machine that is not running in
-two of them is given up."""
+"""Seconds between two looks at what the provider says of the machines. A machine that is not
+running in two looks is given up."""
 
 
 POLITE_S: Final = 5.0
-"""How long an agent may take to say that it has stopped; then its machine is not waited for. A
+"""Seconds that an agent has to say that it has stopped; after that its machine is not waited for. A
 worker that cancels a run kills it after half a minute."""
 
 
 class _Surplus(RunCancelled):
-    """Enough other machines were ready first."""
+    """Raised for a machine that is not needed, because enough other machines were ready first."""
 
 
 @dataclass(frozen=True)
 class FleetRequest:
-    """What a user asks for: ``count`` rented machines, so many ``spares``, and machines of their
-    ``own``, each as user@host:port."""
+    """What a user asks for: ``count`` rented machines, ``spares`` extra ones, and machines of the
+    user's ``own``, each as user@host:port."""
 
     count: int
     spares: int
@@ -106,9 +107,9 @@ class _Candidate:
     """One machine that may become one of the fleet."""
 
     number: int
-    name: str  # the machine's, once it has one
+    name: str  # the machine's name, once it has one
     own: bool
-    found: bool  # its machine is what an earlier run left
+    found: bool  # whether an earlier run left the machine
     seconds: dict[str, float] = field(default_factory=dict)
     kept: bool = False
     stopped_looks: int = 0
@@ -136,7 +137,7 @@ class Fleet:
         *,
         together: bool = False,
     ) -> None:
-        """``together``: one that fails ends all, and none is handed over."""
+        """``together``: if one machine fails, all are ended, and none is handed over."""
         self._opened = opened
         self._wanted = wanted
         self._renting = renting
@@ -155,7 +156,8 @@ class Fleet:
         self._looked_at = 0.0
         self._replaced = 0
         self._replicas: list[Replica] = []
-        self.fault: BaseException | None = None  # of one machine, and no TorporError: a bug
+        # an error of one machine that is no TorporError, which is a bug
+        self.fault: BaseException | None = None
 
     def bring(self, left: Sequence[Tenancy]) -> None:
         """Start all machines: the user's own, what earlier runs ``left``, and new ones. Return when
@@ -215,7 +217,7 @@ class Fleet:
         name = own or f"machine {number + 1}"
         candidate = _Candidate(number, name, bool(own), left is not None)
         self._candidates.append(candidate)
-        context = copy_context()  # a task needs to know the flow run that it belongs to
+        context = copy_context()  # a task must know the flow run to which it belongs
         self._running[threads.submit(context.run, self._bring, candidate, left)] = candidate
 
     def _settle(self, candidate: _Candidate, future: Future[WakeReport]) -> None:
@@ -234,7 +236,8 @@ class Fleet:
             raise error
         busy = isinstance(error, WorkspaceBusy | HandedOver) and not candidate.own
         if busy or (candidate.found and not began):
-            # What an earlier run left is of no use, or another run took it up. It takes no place.
+            # A machine that an earlier run left is of no use, or another run uses it. It does not
+            # count.
             self._never_ours += 1
         runner().log.error("%s failed: %s", candidate.name, error)
         if not isinstance(error, TorporError):
@@ -245,7 +248,7 @@ class Fleet:
         rented_now = [c for c in self._running.values() if not c.own and not c.kept]
         missing = self._request.count - self._kept - len(rented_now)
         for _ in range(min(missing, self._request.spares + self._never_ours - self._replaced)):
-            if self._renting.is_stuck:  # the error of its machine says so
+            if self._renting.is_stuck:  # the error of its machine gives the reason
                 return
             self._replaced += 1
             self._start(threads)
@@ -258,7 +261,7 @@ class Fleet:
         try:
             states = self._renting.states()
         except TorporError:
-            return  # unknown is not gone
+            return  # an unknown machine is not gone
         for candidate in watched:
             state = states.get(candidate.machine or MachineId(""), "gone")
             running = state in ("running", "starting")
@@ -308,13 +311,13 @@ class Fleet:
             own = Tenancy(own_machine(candidate.name), None, None, fresh=True)
             return self._restore(candidate, own)
         fitting = self._offers.fitting
-        # Not all on the cheapest one, but on the GPU that is preferred; and machines that work
-        # together are alike.
+        # The machines are spread over the offers with the preferred GPU, not all rented from the
+        # cheapest. Machines that work together are of one kind.
         places = [preference(offer, self._opened.spec.want) for offer in fitting]
         alike = places.count(min(places, default=0))
         first = 0 if self._together else candidate.number % max(1, alike)
         offers = Offers([*fitting[first:alike], *fitting[:first], *fitting[alike:]], [])
-        nap = self._nap_on if left else self._nap  # what was found is not just left again
+        nap = self._nap_on if left else self._nap  # a machine that was found is not left again
         tenancy = create_machine(self._renting, offers, left, nap)
         with tenancy:
             candidate.name = candidate.machine = tenancy.machine.id
@@ -351,7 +354,8 @@ class Fleet:
         """Keep this machine; raises _Surplus if enough others were ready first."""
         self._check()
         with self._changed:
-            if candidate.own or plan.complete:  # the user may work there: it is never surplus
+            # the user may work there, so the machine is never surplus
+            if candidate.own or plan.complete:
                 candidate.kept = not candidate.own
                 self._kept += candidate.kept
             elif self._kept < self._request.count:
@@ -368,7 +372,8 @@ class Fleet:
         peer, plan = None, restore.plan
         if self._tracker.passing:
             host = endpoint_of(machine).host
-            with suppress(TorporError):  # it then passes nothing on; its own restore goes on
+            # on an error the machine passes nothing on to others; its own restore continues
+            with suppress(TorporError):
                 peer = serve_packs(restore, host, plan.stored_bytes)
         member = self._tracker.join(plan, peer)
         candidate.member = member
@@ -388,7 +393,8 @@ class Fleet:
         def when_first() -> None:
             finish_first(restore, machine)
 
-        if plan.first and not any(part.first for part in plan.parts):  # it is there already
+        # what comes first is there already
+        if plan.first and not any(part.first for part in plan.parts):
             when_first()
         futures = [
             restore_share.submit(
@@ -398,7 +404,8 @@ class Fleet:
         ]
         for future in futures:
             future.result()
-        if plan.first and restore.first_s is None:  # a share that was repeated did not finish it
+        # a share that was repeated has not finished what comes first
+        if plan.first and restore.first_s is None:
             when_first()
 
     def _shared_progress(self, plan: RestorePlan) -> Progress:

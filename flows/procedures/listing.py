@@ -63,9 +63,10 @@ PREVIOUS: Final = "previous"
 
 class KeptSnapshot(msgspec.Struct, frozen=True):
     """A snapshot as a listing of its workspace shows it; ``pinned`` is the reason, or empty.
-    ``verified``: it counts, and is of ``machine`` and ``made_by`` a flow, as far as that is known.
-    ``files``, ``bytes``: what it holds; ``new_bytes``: what the store took for it. ``parent``: the
-    snapshot that its machine went on from. ``work_in``: the newest other one that has its work."""
+    ``verified``: it has a receipt, and ``machine`` and ``made_by`` say which machine and which flow
+    made it, as far as that is known. ``files``, ``bytes``: what the snapshot holds; ``new_bytes``:
+    bytes that were stored for it. ``parent``: the snapshot that its machine went on from.
+    ``work_in``: the newest other snapshot that has its work."""
 
     snapshot: SnapshotId
     made_unix: float
@@ -149,8 +150,8 @@ def list_logins(workspace: Workspace | str) -> list[Machine]:
 
 
 def needs_machine(workspace: Workspace | str) -> bool:
-    """Whether a job that begins now rents a machine: the workspace is on none, or another job is
-    open, which ends that machine before."""
+    """Whether a job that begins now rents a machine: the workspace is on no machine, or another job
+    is open, which will end the machine before."""
     return not list_logins(workspace) or bool(open_workspace(workspace).jobs.open())
 
 

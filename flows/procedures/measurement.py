@@ -59,7 +59,7 @@ def measure_stores(
             try:
                 figures += measure_store(one, session, scratch.spec.name, limit)
             except (InvalidInput, StoreError) as error:
-                if number == 1:  # the workspace's own
+                if number == 1:  # the workspace's own store
                     raise
                 note(f"store {one.name} was not measured: {error}")
                 continue

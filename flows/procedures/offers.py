@@ -1,4 +1,5 @@
-"""What could be rented, without renting it: what a wake would try, or what all markets sell."""
+"""What could be rented, without renting it: the offers that a wake would try, or those of all
+markets."""
 
 from __future__ import annotations
 

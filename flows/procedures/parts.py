@@ -24,7 +24,7 @@ def do_parts(
 ) -> list[R]:
     """``submit`` each part, wait for all, and return what they return, in the parts' order.
     ``submitted``: what to do when all are submitted; steps run in the order of their submission.
-    ``after``: what to do as soon as so many of them are done, while the others go on."""
+    ``after``: what to do as soon as its number of parts is done, while the others go on."""
     progress = Progress(key, description, total_bytes)
     done: list[R] = []
     try:

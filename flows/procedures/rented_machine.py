@@ -26,7 +26,7 @@ from torpor.shared.values import WorkspaceName
 @contextmanager
 def rented_machine(opened: OpenWorkspace) -> Iterator[Tenancy]:
     """A new machine for the workspace, or the one that a killed run left; it is ended after a
-    failure if that is safe. WorkspaceAwake if the workspace is on a machine already."""
+    failure, if that loses no work. WorkspaceAwake if the workspace is on a machine already."""
     with renting(opened) as held:
         end_abandoned(held)
         left = left_unfinished(opened, held, alone=True)

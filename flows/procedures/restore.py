@@ -36,7 +36,7 @@ def restore_run(
         restore.give_up(RunCancelled("the restore has failed: nothing more is fetched"))
         raise
     finally:
-        with suppress(TorporError):  # an agent that cannot be reached ends the run itself
+        with suppress(TorporError):  # an agent that cannot be reached ends the run by itself
             restore.end()
 
 
@@ -46,17 +46,18 @@ def restore_run_before_handover(
 ) -> Iterator[RemoteRestore]:
     """Begin a restore on a machine that is handed over afterwards, or continue what an earlier run
     began there. Once the agent has said that it holds nothing else, the machine may be destroyed
-    after an error. ``give_up``: the caller continues nothing, so that only RestoreUnfinished may
-    have it destroyed, after this call."""
+    after an error. ``give_up``: the caller continues no earlier restore, so that the machine may be
+    destroyed only after RestoreUnfinished, for which ``give_up`` is called."""
     try:
         with restore_run(restore, resume=not tenancy.fresh, rented=tenancy.rental is not None):
             if give_up is None and not restore.plan.complete:
                 tenancy.holds_nothing_else()
             yield restore
-    except RestoreUnfinished:  # of another snapshot, and nothing else; or the caller's
+    # an unfinished restore: of another snapshot, or one that the caller does not continue
+    except RestoreUnfinished:
         (give_up or tenancy.holds_nothing_else)()
         raise
-    except InvalidInput:  # the targets are filled: another run may have restored them meanwhile
+    except InvalidInput:  # the targets hold files: another run may have restored them meanwhile
         tenancy.check_unclaimed()
         raise
 
@@ -69,8 +70,8 @@ def restore_parts(
     when_submitted: Callable[[], None] = lambda: None,
     when_first: Callable[[], None] = lambda: None,
 ) -> None:
-    """Fetch everything from the store. What the workspace wants first is finished as soon as it is
-    there, while the rest follows; an event says so of ``machine``.
+    """Fetch everything from the store. Files that the workspace wants first are finished as soon as
+    they are there, while the rest follows; an event says that ``machine`` has them.
 
     ``when_submitted`` is called when every part waits for its turn. ``when_first`` is called once:
     when what comes first can be used. What it raises ends the restore.

@@ -1,4 +1,4 @@
-"""Rounds: the tries of several steps together, where only all of them can be repeated."""
+"""Rounds: repeats of several steps together, where a single step cannot be repeated alone."""
 
 from __future__ import annotations
 

@@ -53,23 +53,25 @@ from torpor.shared.values import Machine, ObjectKey, SnapshotId, StoredSnapshot
 from torpor.shared.wire.snapshot import Committed, Missed, PassesOutcome, UserFiles
 
 MAX_PASSES: Final = 10
-"""A workspace that still changes in the tenth pass needs a quiesce hook, not an eleventh; all
-rounds count."""
+"""Most passes of a snapshot, over all rounds. A workspace that still changes in the tenth pass
+needs a quiesce hook, not an eleventh pass."""
 BEFORE_QUIET: Final = 2
-"""Passes while the programs run: the second stores little, so that they pause for little."""
+"""Passes while the programs still run: the second one stores little, so that the programs pause
+only briefly afterwards."""
 KEPT_PASSES: Final = 3
-"""A machine that is kept need not come to rest: what changes is named in the snapshot."""
+"""Passes over a machine that is kept. It need not come to rest: files that change are named in the
+snapshot."""
 MAX_ROUNDS: Final = 3
-"""Commits before giving up on a disk that changes between the commit and the last look."""
+"""Most commits of a snapshot whose disk changes between the commit and the last look."""
 ANOTHER_ROUND: Final = (AgentLost, GrantExpired, StillChanging)
-"""What begins another round: a new agent, a control side that slept before the commit, and a disk
-that changed after it."""
+"""The errors that begin another round: the agent was replaced, the grants ended because the control
+side slept before the commit, or the disk changed after it."""
 
 LOSSES_S: Final = 2.0
-"""How long a snapshot that is ready waits for the look at what would be lost."""
+"""Seconds that a finished snapshot waits for the look at what would be lost."""
 LOSSES_TO_REFUSE_S: Final = 60.0
-"""How long it waits where the block refuses losses, or the machine was adopted: its user worked
-there before torpor came."""
+"""Seconds that a finished snapshot waits for that look where the block refuses losses, or where the
+machine was adopted, because its user worked there before."""
 
 
 def take_snapshot(
@@ -91,8 +93,8 @@ def take_snapshot(
 def back_up(
     opened: OpenWorkspace, session: Agent, machine: Machine
 ) -> tuple[HibernateReport, Verified]:
-    """Take a snapshot of a machine that its user keeps, and warn of what that lacks. The machine's
-    own saves go on from it."""
+    """Take a snapshot of a machine that its user keeps, and warn of what it lacks. The machine's
+    own saves go on from the new snapshot."""
     check_not_frozen(opened, machine)
     report, verified = take_snapshot(opened, session, machine, look=True)
     log_losses(machine, report.lost)
@@ -101,7 +103,7 @@ def back_up(
 
 
 def with_warnings(report: HibernateReport, words: Sequence[str]) -> HibernateReport:
-    """The report with these words, such as what older saves alone hold."""
+    """The report with these warnings added, such as what only older saves hold."""
     return msgspec.structs.replace(report, warnings=[*report.warnings, *words])
 
 
@@ -109,8 +111,9 @@ class Snapshot:
     """One snapshot over an open session: holds the workspace on the machine, and releases it at the
     end, also after an error. ``guards``: what may keep the machine from being destroyed afterwards;
     None keeps it in any case. ``look``: also look for what the snapshot of a kept machine lacks.
-    ``home``: where a user's own files beside the workspace are stored before the machine ends;
-    None keeps the machine for them. ``user_files``: it is a snapshot of such files."""
+    ``home``: where a user's own files beside the workspace are stored before the machine ends; None
+    keeps the machine for them. ``user_files``: this snapshot holds a user's own files beside a
+    workspace."""
 
     def __init__(
         self,
@@ -143,7 +146,7 @@ class Snapshot:
         self._restless: list[str] = []
         self._quiet = Quiet()
         self._freezes = self._ends and workspace.spec.freezes
-        self._hook = bool(workspace.spec.quiesce)  # which runs once
+        self._hook = bool(workspace.spec.quiesce)  # the quiesce hook runs once
         self._new_bytes = self._stored_bytes = 0
         self._last: PassesOutcome
         self._stored: StoredSnapshot
@@ -168,7 +171,7 @@ class Snapshot:
         if self._beside is not None:
             self._beside.__exit__(kind, error, trace)
         ends = isinstance(error, EndUnproven) and error.accepted
-        with suppress(TorporError):  # an agent that cannot be reached ends the run itself
+        with suppress(TorporError):  # an agent that cannot be reached ends the run by itself
             fault = self._remote.end(committed=self._verified is not None, kept=not ends)
             if fault:
                 self._resume_fault = [f"{fault}. What `quiesce` paused may still be paused"]
@@ -185,11 +188,11 @@ class Snapshot:
         """Store until nothing is new, and until no program writes if the machine ends. The guards
         are asked before the quiesce command runs."""
         waits = self._adopted or self._workspace.spec.left_behind == "refuse"
-        if self._ends and self._looks and not waits:  # else what comes meanwhile counts, too
-            self._look_for_losses(wait_s=0.0)  # it begins beside the passes
+        if self._ends and self._looks and not waits:  # otherwise what appears meanwhile counts, too
+            self._look_for_losses(wait_s=0.0)  # begins beside the passes
         unusable: list[ObjectKey] = []
         left = MAX_PASSES - self._passes
-        rested = not (self._hook or self._freezes)  # an earlier round's programs may run again
+        rested = not (self._hook or self._freezes)  # programs may run again since an earlier round
         last = self._passes + (left if self._ends else min(left, KEPT_PASSES))
         while self._passes < last:
             left = last - self._passes
@@ -248,17 +251,19 @@ class Snapshot:
             self._workspace, self._remote, self._stored, self._machine.id
         )
         line = lineage_of(self._verified.manifest)
-        self._since = self._since or line.parent  # in a later round, that is of an earlier one
-        # What others store after this listing is later than this: the next report names it.
+        # in a later round, the parent is a snapshot of an earlier one
+        self._since = self._since or line.parent
+        # What others store after this listing is newer than this snapshot: the next report names
+        # it.
         others = look_for_work_elsewhere(self._workspace, line, self._since, lines)
         self._behind = is_behind(line, others)
         return self._verified
 
     def confirm(self, verified: Verified) -> Warrant:
         """Look at the homes and compare the disk once more, and ask all guards, for the warrant to
-        destroy the machine. The workspace is compared last, as the homes take time. The warrant
-        asks those again that need no answer of the machine, each time the provider is asked to
-        destroy it."""
+        destroy the machine. The workspace is compared last, because the look at the homes takes
+        time. Each time the provider is asked to destroy the machine, the warrant asks again those
+        guards that need no answer of the machine."""
         if not self._ends:
             raise UnsafeDestroy(f"machine {self._machine.id} is kept after this snapshot")
         check_frozen(self._quiet.images, verified)
@@ -285,7 +290,7 @@ class Snapshot:
             self._beside.delete_earlier()
 
     def change_since_verified(self) -> str | None:
-        """How the disk differs from what is verified; None where it does not."""
+        """How the disk differs from the verified snapshot; None where it does not."""
         if self._verified is None or self._verified.snapshot != self._stored.snapshot:
             return "nothing is verified"
         try:
@@ -297,21 +302,22 @@ class Snapshot:
         return f"{confirmed.unaccepted_count} names, as {', '.join(confirmed.unaccepted)}"
 
     def delete_earlier(self) -> None:
-        """Delete those that it goes on from and whose files it has, once it is verified."""
+        """Delete the earlier snapshots whose files this verified one has."""
         if self._verified is not None:
             delete_earlier(self._workspace, self._verified)
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """What a person calls the snapshot's content."""
         return f"snapshot {self._stored.snapshot} of {self._stored.workspace}"
 
     def report(self) -> HibernateReport:
-        """What came of it; the snapshot is verified."""
+        """The report of this snapshot, which is verified."""
         if self._verified is None:
             raise UnsafeDestroy(f"the snapshot of machine {self._machine.id} is not verified")
         stored, committed, last = self._stored, self._committed, self._last
-        changed = self._remote.confirmed or committed  # what is new since, with what was before
+        # files that are new since the commit, and those found before
+        changed = self._remote.confirmed or committed
         return HibernateReport(
             workspace=self._workspace.spec.name,
             snapshot=stored.snapshot,
@@ -359,8 +365,8 @@ class Snapshot:
         self._lost = judge_losses(losses, self._workspace.spec)
 
     def _check_homes(self) -> None:
-        """StillChanging unless a user's own files in the homes are still those that were stored
-        beside the workspace, or whose loss was accepted, or none."""
+        """StillChanging unless the homes hold no files of the user's but those that were stored
+        beside the workspace, or whose loss was accepted."""
         if self._beside is not None and self._lost.stored:
             changed = self._beside.change_since_verified()
             if changed is None:
@@ -383,8 +389,7 @@ class Snapshot:
 
     def _store_beside(self, home: StoredWorkspace) -> None:
         """Store a user's own files beside the workspace as a snapshot of ``home``, and verify it.
-        Where they cannot be stored, they keep the machine, and the workspace is stored all the
-        same."""
+        If they cannot be stored, the machine is kept, and the workspace is stored all the same."""
         try:
             beside = self._beside = self._beside or self._begin_beside(home)
             if beside.change_since_verified() is not None:

@@ -17,9 +17,9 @@ from torpor.shared.values import WorkspaceName
 
 @contextmanager
 def held_and_cleared(opened: OpenWorkspace, workspace: WorkspaceName, run: str) -> Iterator[None]:
-    """Hold this scratch name exclusively. First clear what a killed run left under it, and destroy
-    its machines at this provider. At the end clear what this run stored, also after an error,
-    unless another run holds the name by then."""
+    """Hold this scratch name exclusively. First delete what a killed run left under the name, and
+    destroy that run's machines at this provider. At the end, also after an error, delete what this
+    run stored, unless another run holds the name by then."""
     with held(opened.store, opened.spec.name, run) as ours:
         _clear(opened, workspace)
         try:

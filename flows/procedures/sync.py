@@ -18,7 +18,7 @@ from torpor.shared.values import MachineId, SnapshotId, StoredSnapshot
 from torpor.shared.wire.sync import SyncPlan
 
 MAX_ROUNDS: Final = 3
-"""Tries before giving up on a machine whose files change while they are synced."""
+"""Most tries of a sync on a machine whose files change meanwhile."""
 
 
 class Synchronisation:
@@ -61,7 +61,8 @@ class Synchronisation:
                     raise
                 runner().log.warning("another round: %s", error)
             finally:
-                with suppress(TorporError):  # an agent that cannot be reached ends the run itself
+                # an agent that cannot be reached ends the run by itself
+                with suppress(TorporError):
                     remote.end()
         raise AssertionError("the last round returns or raises")
 

@@ -36,10 +36,10 @@ from torpor.shared.values import Label, Machine, MachineId, SnapshotId, StoredSn
 
 def end_leftovers(opened: OpenWorkspace, newest: SnapshotId | None) -> MachineId | None:
     """End the machines that were rented for the job of ``opened`` and hold an unfinished restore,
-    and nothing else. One that holds a whole restore is handed over and returned: only a verified
-    snapshot ends it. One that another run takes up meanwhile is left to it. WorkspaceBusy while a
-    run works on one, HandedOver if that ends or hands over one; after all were tried, MachineError
-    or CreateFailed where one does not answer."""
+    and nothing else. A machine that holds a whole restore is handed over and returned, because only
+    a verified snapshot may end it. A machine that another run uses meanwhile is left to that run.
+    WorkspaceBusy while a run works on a machine, HandedOver if that run ends or hands over one;
+    after all were tried, MachineError or CreateFailed where a machine does not answer."""
     fault: MachineError | CreateFailed | None = None
     with renting(opened) as held:
         for machine, rental in held.machines():
@@ -94,7 +94,8 @@ def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> tuple[Set
         wanted = None if never_stored else pick_snapshot(opened, NEWEST)
 
         def check(session: Session, whole: bool) -> None:
-            """Whoever is not known to use an unfinished restore keeps nobody from ending it."""
+            """Raise where an unfinished restore is in use. Unknown use does not count: it keeps no
+            unfinished restore from being ended."""
             _check_no_job_goes_on(opened, machine, rental)
             if whole:
                 return
@@ -119,8 +120,8 @@ def settle(opened: OpenWorkspace, machine: Machine, rental: Rental) -> tuple[Set
 
 
 def became_of(opened: OpenWorkspace, label: Label) -> str:
-    """What has become of a machine that was to be ended or handed over, by its record: words after
-    its name."""
+    """What has happened to a machine that should be ended or handed over, by its record: text to
+    follow its name."""
     try:
         now = opened.under(label.workspace).rentals.of(label)
     except TorporError as error:
@@ -154,7 +155,7 @@ def _check_nobody_works(opened: OpenWorkspace, machine: Machine, look: LeftLook)
         raise MachineInUse(
             f"whether a run works on machine {machine.id} is not known ({look.error}), so it was "
             f"left alone: run `torpor reconcile {opened.spec.name}` again. If the machine never "
-            "answers, name its id in `end`"
+            f"answers: `torpor reconcile {opened.spec.name} --end {machine.id}`"
         )
     if look.works:
         raise WorkspaceBusy(
@@ -194,7 +195,7 @@ def _hand_over(
             if not restore.plan.complete:
                 raise RestoreUnfinished(_NOT_WHOLE)
             freezer = Freezer()
-            if opened.spec.freezes:  # it is whole
+            if opened.spec.freezes:  # the restore is whole
                 freezer = prove_freezing(opened, session, tenancy.rental, strict=False)
             make_paths(opened, session)
             starting = bool(opened.spec.programs)
@@ -218,11 +219,11 @@ def _give_up(
 def _restored_there(
     opened: OpenWorkspace, session: Session, newest: StoredSnapshot
 ) -> StoredSnapshot:
-    """The snapshot that the machine holds whole, as far as it and the store say."""
+    """The snapshot that the machine holds whole, as far as the machine and the store say."""
     held = line_held(opened, session)
     if held is None or held == newest.snapshot:
         return newest
     try:
         return pick_snapshot(opened, held)
-    except SnapshotMissing:  # it was deleted since: the agent refuses to replace it
+    except SnapshotMissing:  # the snapshot was deleted since: the agent refuses to replace it
         return newest

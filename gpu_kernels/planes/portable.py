@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 _STEP_BYTES = 1 << 16
-"""Turned at once: fits the fastest cache, and bounds what the integers take."""
+"""Bytes whose sign bits are turned at once: they fit the fastest cache, and limit the size of the
+integers."""
 
 
 def split(plain: memoryview, width: int, rotate: bool, planes: Sequence[memoryview]) -> None:

@@ -1,4 +1,5 @@
-"""Decodes rANS streams in plain Python: about 1 MB/s, so that no snapshot ever needs a library."""
+"""Decodes rANS streams in plain Python, at about 1 MB/s, so that every snapshot can be read without
+a library."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def decode(stream: bytes, symbols: int) -> Bytes:
     if int(counts.sum()) != layout.words or (counts > sizes).any():
         raise RansStreamError("header or sizes")
     words = np.frombuffer(stream, "<u2", layout.words, layout.words_at).astype(np.uint32)
-    words = np.append(words, np.uint32(0))  # where lanes that have run dry look
+    words = np.append(words, np.uint32(0))  # for lanes that have no words left
     states = np.frombuffer(stream, "<u4", layout.segments * LANES, layout.states_at)
     states = states.reshape(-1, LANES).copy()
     if ((states < LOW) | (states >= LOW << 16)).any():

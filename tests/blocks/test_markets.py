@@ -44,7 +44,7 @@ def test_a_name_that_another_block_has_or_is_is_refused(
     with pytest.raises(InvalidInput, match="is the account of the block vast-provider/mine"):
         markets.check_account_name(claims)
     saved["mine"] = blocks.VastProvider(api_key=SecretStr("third"), account=name)
-    with pytest.raises(InvalidInput, match="of one account alone"):
+    with pytest.raises(InvalidInput, match="two accounts cannot share a name"):
         markets.check_account_name(claims)
     saved["mine"] = claims  # its own record, or a second block of the same key
     markets.check_account_name(claims)

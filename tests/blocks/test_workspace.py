@@ -273,7 +273,7 @@ def test_a_saved_block_stands_for_its_name_and_an_unsaved_one_is_refused() -> No
 
 @pytest.mark.usefixtures("saved")
 def test_a_missing_block_is_named_with_what_to_do() -> None:
-    with pytest.raises(InvalidInput, match=r"^there is no block workspace/gone .*Blocks page"):
+    with pytest.raises(InvalidInput, match=r"^there is no block workspace/gone .*page Blocks"):
         Workspace.of("gone")
     with pytest.raises(
         InvalidInput, match=r"workspace ws: .*object-store/gone .*type Object Store"

@@ -55,14 +55,19 @@ THERE = "deployments/name/hibernate/hibernate"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The state folder of a host that no server is known on."""
+    """The state folder of a host that no server is known on, whose user types the login."""
     for name in [*os.environ]:
         if name.startswith("PREFECT_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "state"))
-    monkeypatch.setenv("PREFECT_API_AUTH_STRING", LOGIN)
+    _types(monkeypatch, LOGIN)
     return tmp_path / "state"
+
+
+def _types(monkeypatch: pytest.MonkeyPatch, login: str) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: bool(login))
+    monkeypatch.setattr("getpass.getpass", lambda question: login)
 
 
 BY_FLOW = """
@@ -282,7 +287,6 @@ def test_no_secret_of_the_users_own_prefect_goes_to_the_server(
     )
     with _answering(_healthy(), login, asked=asked) as address:
         _torpor("connect", address)
-        monkeypatch.delenv("PREFECT_API_AUTH_STRING")
         _python(folder, asks + VERIFIES)
         for name, value in settings.items():
             monkeypatch.setenv(name, value)
@@ -332,11 +336,10 @@ def test_a_wrong_login_and_a_server_that_is_away_change_nothing(
     with _answering(_healthy(), LOGIN) as address:
         _torpor("connect", address)
         before = (folder / "connection").read_bytes()
-        monkeypatch.setenv("PREFECT_API_AUTH_STRING", "torpor:wrong")
+        _types(monkeypatch, "torpor:wrong")
         with pytest.raises(InvalidInput, match="refuses the login"):
             _torpor("connect", address)
-        monkeypatch.delenv("PREFECT_API_AUTH_STRING")
-        monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+        _types(monkeypatch, "")
         with pytest.raises(InvalidInput, match="nobody is at the terminal"):
             _torpor("connect", address)
     with pytest.raises(TorporError, match="does not answer"):
@@ -358,12 +361,7 @@ def test_a_server_that_is_down_behind_its_proxy_is_said_to_be(folder: Path) -> N
             _python(folder, BY_COMMAND)
 
 
-def test_the_login_is_asked_and_kept_for_this_user_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PREFECT_API_AUTH_STRING")
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("getpass.getpass", lambda question: LOGIN)
+def test_the_login_is_asked_and_kept_for_this_user_alone(folder: Path) -> None:
     with _answering(_healthy(), LOGIN) as address:
         _torpor("connect", f"{address}/")
     choice = choose_server()
@@ -431,7 +429,7 @@ def test_watch_is_switched_at_the_connected_server_whatever_the_shell_names(
 
 @pytest.mark.rule(9)
 @pytest.mark.parametrize(
-    "named", ["PREFECT_API_URL", "PREFECT_PROFILE", "active profile", "installation"]
+    "named", ["PREFECT_API_URL", "PREFECT_PROFILE", "active profile", "installation", "no server"]
 )
 def test_the_login_that_the_shell_has_for_another_server_stays_here(
     folder: Path, monkeypatch: pytest.MonkeyPatch, named: str
@@ -448,17 +446,16 @@ def test_the_login_that_the_shell_has_for_another_server_stays_here(
         _installed(folder, 4321)
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "me:hunter2")
     asked: list[Message] = []
-    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    _types(monkeypatch, "")
     with _answering(_healthy(), LOGIN, asked=asked) as address:
         with pytest.raises(InvalidInput, match="set PREFECT_API_URL to that address"):
             _torpor("connect", address)
         assert [headers.get("Authorization") for headers in asked] == [None]
-        monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-        monkeypatch.setattr("getpass.getpass", lambda question: LOGIN)
+        _types(monkeypatch, LOGIN)
         _torpor("connect", address)
         kept = connection()
         assert kept is not None and kept.login == LOGIN
-        monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+        _types(monkeypatch, "")
         # The shell names the same server, whose login it has.
         monkeypatch.setenv("PREFECT_API_URL", f"{address}/api/")
         monkeypatch.setenv("PREFECT_API_AUTH_STRING", LOGIN)
@@ -495,8 +492,6 @@ def test_a_connection_comes_before_this_hosts_installation_and_goes_without_a_tr
 ) -> None:
     _installed(folder, 4321)
     own = "http://127.0.0.1:4321/api"
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("getpass.getpass", lambda question: LOGIN)
     with _answering(_healthy(), LOGIN) as address:
         _torpor("connect", address)
     assert how_to_hibernate() == f"`torpor connect {address} --idle hibernate`"
@@ -639,7 +634,8 @@ def test_another_home_without_a_worker_starts_and_follows_what_the_worker_runs(
     with get_client(sync_client=True) as client:
         watch = client.read_deployment_by_name(WATCH)
         try:
-            connecting = ended("connect", torpor_up.ui_url, "--idle=off", **login)
+            there = {**login, "PREFECT_API_URL": torpor_up.api_url}
+            connecting = ended("connect", torpor_up.ui_url, "--idle=off", **there)
             assert not client.read_deployment_by_name(WATCH).parameters["only_report"]
         finally:  # other tests see what `up` has made
             as_before = DeploymentUpdate(parameters=watch.parameters, paused=watch.paused)
@@ -660,7 +656,6 @@ def test_another_home_without_a_worker_starts_and_follows_what_the_worker_runs(
     assert {path.name for path in (home / ".local/state/torpor").iterdir()} >= {"connection"}
     torpor("disconnect")
     # Whoever names the server says that this is the host of its store, as here.
-    named = {**login, "PREFECT_API_URL": torpor_up.api_url}
-    assert word in torpor("job", "log", name, job, "-f", **named).splitlines()  # until it has ended
-    (listed,) = json.loads(torpor("status", name, "--json", **named))["workspaces"]
+    assert word in torpor("job", "log", name, job, "-f", **there).splitlines()  # until it has ended
+    (listed,) = json.loads(torpor("status", name, "--json", **there))["workspaces"]
     assert (listed["state"], bool(listed["newest"])) == ("asleep", True)

@@ -64,7 +64,7 @@ def test_a_port_that_is_taken_here_is_named_with_another_one() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidInput, match=rf"port {port} .* such as \d+:8888"):
             forward("mywork", f"{port}:8888")
-    with pytest.raises(InvalidInput, match="leads to one port only"):
+    with pytest.raises(InvalidInput, match=r"port 9000 of this host is given twice: .*HERE:2"):
         forward("mywork", "9000:1", "9000:2")
     with pytest.raises(InvalidInput, match="name a port"):
         forward("mywork")

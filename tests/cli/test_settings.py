@@ -47,10 +47,10 @@ def test_edit_shows_all_settings_and_changes_those_that_are_named(
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        (["max_price=1"], "is it max_price_usd_h"),
-        (["gpu"], "no NAME=VALUE"),
+        (["max_price=1"], "do you mean max_price_usd_h"),
+        (["gpu"], "has no value: write NAME=VALUE"),
         (["gpu=24 potatoes"], "not understood"),
-        (["gpu=L40S", "gpu=A100"], "there twice"),
+        (["gpu=L40S", "gpu=A100"], "given twice and takes one value"),
         (["max_price_usd_h=cheap"], "max_price_usd_h"),
         (["paths=relative"], "not a path on a machine"),
         (["name=another"], "cannot be changed"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from deployments.installation import CHECKOUT
 from tests.fixtures.waiting import PATIENCE_S
@@ -22,6 +26,7 @@ from torpor_cli import setup
 from torpor_cli.app import app, main
 from torpor_cli.question import ask_to_rent
 
+_COLUMNS = 80
 ID = "5f2c4b1e-5d0a-4d3c-8c6a-0a8b2f1c9d7e"
 
 
@@ -34,6 +39,9 @@ ID = "5f2c4b1e-5d0a-4d3c-8c6a-0a8b2f1c9d7e"
         (["nosuch", "--help"], 'Unknown command "nosuch"'),
         (["hibernat", "-h"], 'Did you mean "hibernate"?'),
         (["job", "lst", "--help"], 'Did you mean "list"?'),
+        (["job", "lst"], "`torpor job --help` lists the commands"),
+        (["run", "--max-hours", "5x", "--", "ls"], "'5x' is no time: write 5, 2h or 90m."),
+        (["wake", "w", "--sleep-after", "x"], "'x' is no time: write whole minutes"),
         (["wake", "mywork", "--snapshto", "x"], "Did you mean --snapshot? `torpor wake --help`"),
         (["job", "run", "mywork", "--spto", "only", "--", "ls"], "Did you mean --spot?"),
         (["job", "run", "mywork", "python", "train.py", "--resume"], "follow `--`"),
@@ -118,6 +126,20 @@ def test_help_imports_nothing_that_is_slow() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "hibernate" in done.stdout
+
+
+@pytest.mark.parametrize("command", [*app, *(f"job {name}" for name in app["job"])])
+def test_help_fills_the_lines_of_a_terminal_and_shows_no_empty_default(command: str) -> None:
+    if command.rpartition(" ")[2].startswith("-"):
+        return
+    written = io.StringIO()
+    app.help_print(command.split(), console=Console(width=_COLUMNS, file=written))
+    shown = written.getvalue()
+    assert not re.search(r"default:\s+(\]|None|False|\"\")", shown)
+    paragraphs, _, _ = shown.partition("╭")
+    for line, after in itertools.pairwise(paragraphs.splitlines()):
+        if line.strip() and after.strip() and command != "completion":
+            assert len(f"{line.strip()} {after.split()[0]}") > _COLUMNS, line
 
 
 def test_a_folder_with_a_package_of_the_same_name_is_named(tmp_path: Path) -> None:

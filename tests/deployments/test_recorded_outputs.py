@@ -17,7 +17,7 @@ from deployments.installation import CHECKOUT
 RECORDINGS: Final = sorted((CHECKOUT / "docs" / "pictures").glob("*.json"))
 README: Final = CHECKOUT / "README.md"
 PAGES: Final = [README, *sorted((CHECKOUT / "docs" / "guide").glob("*.md"))]
-FIRST: Final = ("jobs", "unattended", "machines", "costs", "programs", "backups")
+FIRST: Final = ("jobs", "unattended", "machines", "costs", "programs", "backups", "sizes")
 """The pages of the guide that begin with a recorded command and its output."""
 
 

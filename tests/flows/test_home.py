@@ -169,7 +169,7 @@ def test_it_is_listed_verified_pruned_and_deleted_under_its_own_name(
         assert (kept["verified"], kept["machine"], kept["made by"]) == ("yes", "m1", "hibernate")
         assert verify.fn(HOME).whole == [stored]
         for flow, options in ((wake, {}), (verify, {"depth": "drill"})):
-            with pytest.raises(InvalidInput, match="and not 'home--demo'"):
+            with pytest.raises(InvalidInput, match="workspace 'home--demo' was not given"):
                 flow.fn(HOME, **options)
         (sizes,) = storage.stored(storage.look(lab.store), None)
         assert sizes.workspace == "demo"  # and no workspace that nobody has made

@@ -147,14 +147,18 @@ def test_a_sleeping_workspace_is_said_to_sleep(lab: Lab, place: Path, flow: Any)
         report = run_plainly(lab.opened, flow, machine=machine)
         assert report.snapshot == slept.snapshot
         assert f"already asleep in {slept.snapshot}" in report.words
-    with pytest.raises(InvalidInput, match="wake it first"):
+    with pytest.raises(
+        InvalidInput, match=r"is on no machine at .* called another: `torpor status`"
+    ):
         run_plainly(lab.opened, flow, machine="another")
     with pytest.raises(WorkspaceAsleep, match="already asleep"):
         run_plainly(lab.opened, flows.sync)
 
 
 def test_a_workspace_that_was_never_anywhere_is_an_error(lab: Lab) -> None:
-    with pytest.raises(InvalidInput, match="is on no machine at vast:1: wake it first"):
+    with pytest.raises(
+        InvalidInput, match=r"is on no machine at vast:1: .*`torpor wake \S+` or `torpor create"
+    ):
         hibernate_plainly(lab.opened)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from decimal import Decimal
 
 import pandas
@@ -20,7 +21,11 @@ from torpor.shared.values import DRILL, ObjectKey, reserved_name
 HOUR = 3600.0
 
 
-def test_it_counts_every_workspace_of_the_store_and_shows_it(lab: Lab) -> None:
+def test_it_counts_every_workspace_of_the_store_and_shows_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moment, later_s = time.time, (15 - datetime.now(UTC).day) * 24 * HOUR
+    monkeypatch.setattr(time, "time", lambda: moment() + later_s)  # four hours of one month
     now = time.time()
     lab.record(state="handed over", machine="gone", created_unix=now - 3 * HOUR,
                seen_unix=now - 2 * HOUR)  # fmt: skip

@@ -46,7 +46,7 @@ def test_what_is_no_workspace_name(name: str) -> None:
     ["", "latest", "20261120T234913Z", "20261120T234913Z-1F0C9AB2", "20261120T234913Z-1f0c9ab2\n"],
 )
 def test_what_is_no_snapshot_id(text: str) -> None:
-    with pytest.raises(InvalidInput, match="they look like 20261120T234913Z-1f0c9ab2"):
+    with pytest.raises(InvalidInput, match="such as 20261120T234913Z-1f0c9ab2"):
         snapshot_id(text)
 
 

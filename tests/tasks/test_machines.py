@@ -181,7 +181,7 @@ def test_nothing_is_rented_while_no_block_reaches_the_machine_of_an_open_rental(
             with pytest.raises(InvalidInput, match="no provider block is for vast:1") as told:
                 look()
             assert machine.id in str(told.value)
-            assert f"`gone` of reconcile: {rental.label.rental}" in str(told.value)
+            assert f"--gone {rental.label.rental}`" in str(told.value)
         lab.opened.rentals.change(rental, snapshot=SnapshotId("s-1"))  # its end was accepted
         assert left_unfinished(other, renting(other), alone=True) == []
 

@@ -1,4 +1,4 @@
-"""Full disks of this host."""
+"""Finds full disks of this host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Final
 from torpor.shared.values import MIB
 
 LEAST_FREE_BYTES: Final = 512 * MIB
-"""A database and logs that grow by a week's worth, and SQLite's own copies, still fit."""
+"""Free bytes below which a disk counts as full: a database and logs that grow for a week, and
+SQLite's own copies, still fit."""
 LEAST_FREE_INODES: Final = 1000
 
 
@@ -25,7 +26,8 @@ def full_disks(folders: Iterable[Path]) -> list[str]:
         there = next(place for place in (folder, *folder.parents) if place.exists())
         disk = os.statvfs(there)
         free = disk.f_bavail * disk.f_frsize
-        inodes = disk.f_favail if disk.f_files else LEAST_FREE_INODES  # 0: it does not count them
+        # 0: the file system does not count inodes
+        inodes = disk.f_favail if disk.f_files else LEAST_FREE_INODES
         if free < LEAST_FREE_BYTES or inodes < LEAST_FREE_INODES:
             what = f"{free} bytes" if free < LEAST_FREE_BYTES else f"{inodes} inodes"
             least = LEAST_FREE_BYTES if free < LEAST_FREE_BYTES else LEAST_FREE_INODES

@@ -13,7 +13,7 @@ from torpor.control.watch_report import WatchedJob
 from torpor.shared.plain_text import short
 
 KEY: Final = "torpor-overview"
-"""Of the page's artifact."""
+"""The key of the page's artifact in Prefect."""
 _MOST: Final = 500  # characters of one text
 _ASLEEP: Final = "Nothing is awake"
 _COLUMNS: Final = ("workspace", "state", "$/h", "$ this month", "age", "jobs", "sleeps after")
@@ -25,8 +25,8 @@ _NEXT: Final = {
 }
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]<>|#~&])")
 _ADDRESS: Final = re.compile(r"(:(?=//)|www(?=\.))", re.IGNORECASE)
-"""Where Markdown makes a link of a page's bare address; a space of no width keeps it from that. Not
-at ``@``: commands with USER@HOST are copied from here, and a mail's address opens no page."""
+"""Places where Markdown makes a link of a bare address; a zero-width space there prevents that. Not
+at ``@``: commands with USER@HOST are copied from the page, and a mail address opens no page."""
 
 _LINKS: Final = """## Links
 
@@ -45,8 +45,8 @@ def front_page(
     *,
     sure: bool = True,
 ) -> str:
-    """The page in Markdown. ``sure``: all was looked at. What machines and markets have named is
-    shown as it is written, and links to no page."""
+    """The page in Markdown. ``sure``: everything was looked at. What machines and markets have
+    named is shown as it is written, and links to no page."""
     watching = _text(seen.watching.replace("`", ""))
     head = (
         f"# {_text(_title(seen))}\n\nSeen at {moment(at_unix)}. {watching}\n\n"
@@ -101,7 +101,7 @@ def _workspaces(seen: Sequence[Overview]) -> str:
 
 
 def _more(listed: Sequence[object]) -> list[str]:
-    """What is said of those that are not shown."""
+    """The line about rows that are not shown."""
     more = len(listed) - MOST_ROWS
     return [f"* And {more} more: `torpor status` shows all.\n"] if more > 0 else []
 
@@ -123,7 +123,8 @@ def _jobs(jobs: Sequence[WatchedJob]) -> str:
 
 
 def _table(rows: Sequence[Row], code: str) -> str:
-    """Columns that are empty in every row are left out. ``code``: the column of commands."""
+    """A table in Markdown, without columns that are empty in every row. ``code``: the column of
+    commands."""
     names = [name for name in rows[0] if any(row[name] for row in rows)]
 
     def cell(row: Row, name: str) -> str:

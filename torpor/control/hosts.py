@@ -41,8 +41,8 @@ class KnownHosts:
         self._workspace = workspace
 
     def pinned(self, endpoint: Endpoint) -> Endpoint:
-        """``endpoint`` with the host key that was pinned before, where it brings none itself, and
-        with the jump host of that time."""
+        """``endpoint`` with the host key that was pinned before, unless it has one of its own, and
+        with the jump host of that login."""
         if endpoint.host_key is not None:
             return endpoint
         held = self._records.read(self._key(endpoint))
@@ -54,7 +54,7 @@ class KnownHosts:
         """Record a host key at first use; HostKeyChanged if another one was recorded."""
         key = self._key(endpoint)
         if self._records.read(key) is None:
-            with suppress(ObjectExists):  # another run pinned one meanwhile
+            with suppress(ObjectExists):  # another run has pinned one meanwhile
                 pinned = PinnedHost(
                     endpoint.host, endpoint.port, host_key, time.time(), endpoint.jump
                 )

@@ -26,18 +26,19 @@ from torpor.shared.wire.activity import (
 
 OWN_WORK: Final = "torpor works on it"
 """The reason of a machine on which a run of torpor is under way."""
-_AHEAD_S: Final = 5.0  # by which a sample may be younger than the answer that brings it
+_AHEAD_S: Final = 5.0  # seconds by which a sample may be newer than the answer that brings it
 _UNREADABLE: Final = "unreadable"
 _SAVING: Final = "its own save"
 _NO_WORK: Final = {_UNREADABLE, _SAVING}
 _NOW: Final = 3
-"""If the newest samples all show work, the machine works, however quiet it was before."""
+"""If this many newest samples all show work, the machine counts as working, however quiet it was
+before."""
 
 Kind = Literal["busy", "idle", "unknown"]
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """``reason`` is a phrase for people."""
+    """Whether a machine is idle. ``reason`` is a phrase for people."""
 
     kind: Kind
     reason: str
@@ -52,7 +53,7 @@ class Forecast(NamedTuple):
 
 
 class _Use(NamedTuple):
-    """``what`` was used, as a phrase for people."""
+    """A use of the machine; ``what`` was used, as a phrase for people."""
 
     ago_s: float
     what: str
@@ -62,10 +63,10 @@ def judge_idleness(
     activity: Activity, rules: IdleRules, gpus: int = 0, *, since_s: float | None = None
 ) -> Verdict:
     """Idle only if every rule was kept during the whole window; Unknown where that cannot be said.
-    A machine on which a job's command runs is busy, whatever the figures say. A server that torpor
-    has started is no job. But its start in the window, and one second of work there, are a use of
-    it: work on a GPU; without GPUs, any work. The seconds in which the machine saved its workspace
-    by itself are neither work nor quiet, but for its GPUs and its people.
+    A machine on which a job's command runs is busy, whatever the figures say. A machine with a
+    server that torpor started counts as used if the server was started, or did one second of work,
+    within the window: work on a GPU, or any work where there is no GPU. Seconds in which the
+    machine saved its workspace by itself are left out, except for its GPUs and its people.
 
     ``gpus``: how many the machine was rented with. ``since_s``: of a machine that was idle then, on
     its clock, judge only the time since, in which torpor itself used CPU, network and disk. It must
@@ -104,7 +105,7 @@ def judge_idleness(
 
 
 def forecast_idleness(activity: Activity, rules: IdleRules, gpus: int = 0) -> Forecast:
-    """The verdict, and when the machine will be idle. ``gpus`` as above."""
+    """The verdict, and when the machine will be idle. ``gpus``: as in judge_idleness."""
     verdict = judge_idleness(activity, rules, gpus)
     return Forecast(verdict, 0.0 if verdict.kind == "idle" else _idle_in_s(activity, rules))
 
@@ -141,7 +142,7 @@ def _worked(newest: Sample, rules: IdleRules) -> bool:
 
 def _last_work_s(activity: Activity, seen: list[Sample], rules: IdleRules) -> float:
     """How long ago the work ended that keeps the machine busy. Seconds with work, and those without
-    a sample, are spared as long as they are few enough."""
+    a sample, are ignored as long as they are few enough."""
     spare_s = (1 - rules.share) * rules.minutes * 60.0
     after_s = activity.now_s
     for sample in reversed(seen):
@@ -156,7 +157,7 @@ def _last_work_s(activity: Activity, seen: list[Sample], rules: IdleRules) -> fl
 
 
 def sampler_fault(activity: Activity) -> str:
-    """Why nothing can be said about now; empty if something can."""
+    """Why nothing can be said about the present; empty if something can."""
     newest = activity.samples[-1] if activity.samples else None
     if newest is None:
         return "no sampler has written anything"
@@ -244,7 +245,7 @@ def _by_seconds(
 
 
 def _causes(sample: Sample, rules: IdleRules) -> Iterator[str]:
-    """What a second was used for; a rule of 0 is not looked at."""
+    """What a second was used for. A rule of 0 is not applied."""
     if sample.gpu > rules.gpu_percent:
         yield f"a GPU above {rules.gpu_percent:g} %"
     if sample.gpu_state in (GPUS_UNREADABLE, GPU_LOST):

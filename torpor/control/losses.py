@@ -16,7 +16,7 @@ from torpor.shared.wire.losses import NO_RECORD, LeftBehind, LinkOut, Losses, su
 from torpor.shared.wire.snapshot import Missed
 
 SHOWN: Final = 10
-"""Directories, or other names, in a report; the sum covers all of them."""
+"""Directories, or other names, that a report shows; the sum covers all of them."""
 _NAMES: Final = 5
 _MOST_CHARS: Final = 200
 """The most characters of a path. The machine sends it, so it is not trusted."""
@@ -24,15 +24,16 @@ _MOST_CHARS: Final = 200
 
 _YOURS: Final = "yours: "
 USER_FILES: Final = "~/*"
-"""In ``accept_lost``: everything that a user has written in a home beside the workspace."""
+"""The value of ``accept_lost`` for everything that a user has written in a home beside the
+workspace."""
 
 
 class Lost(msgspec.Struct, frozen=True):
     """``lines``: what is left behind, for a report. ``keep``: why the machine must be kept.
-    ``user_files``: what a user has written in a home beside the workspace, or that it is not known;
-    such a machine is kept until a person has accepted the loss, or all of it is stored.
-    ``user_mark``: it changes where there are other such files, or others are unknown. ``storable``:
-    it is known, and nothing else keeps the machine. ``stored``: what of it was stored, for a
+    ``user_files``: what a user has written in a home beside the workspace, or that this is unknown;
+    the machine is then kept until a person has accepted the loss, or all of these files are stored.
+    ``user_mark``: a hash of these files and of what is unknown. ``storable``: these files are
+    known, and nothing else keeps the machine. ``stored``: which of them were stored, for a
     report."""
 
     lines: list[str] = []
@@ -44,8 +45,8 @@ class Lost(msgspec.Struct, frozen=True):
 
 
 def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
-    """What ``losses`` means under the rules of the workspace's block."""
-    links = losses.links  # an accepted place is not looked at, whichever link leads there
+    """What ``losses`` mean under the rules of the workspace's block."""
+    links = losses.links  # links that lead to an accepted place are not looked at
     folders = [
         folder for folder in losses.folders if not is_accepted(spec.accept_lost, folder.path)
     ]
@@ -93,7 +94,7 @@ def with_home(lost: Lost, stored: str = "", *, refused: str = "") -> Lost:
 
 
 def left_behind(environment: Mapping[str, Any]) -> list[str]:
-    """What a wake says about its snapshot: what the machine held that is not in it."""
+    """What a wake says about files that the snapshot's machine held and the snapshot lacks."""
     losses = summarised(environment)
     if losses is None:
         return []
@@ -117,7 +118,7 @@ def not_kept(manifest: Manifest) -> list[str]:
 
 
 def with_missed(lost: Lost, missed: Missed) -> Lost:
-    """``lost`` with what the workspace had on this machine before."""
+    """``lost``, with what the workspace had on this machine before and lacks now."""
     found = [
         f"{clean(path)} was a directory of the workspace here, and what it held is not found in "
         "the block's `paths`"
@@ -142,20 +143,21 @@ def with_missed(lost: Lost, missed: Missed) -> Lost:
 
 
 def is_accepted(accepted: Sequence[str], path: str) -> bool:
-    """Whether a directory in ``accepted`` is ``path`` or holds it; as the names are written."""
+    """Whether a directory in ``accepted`` is ``path`` or contains it, by the names as they are
+    written."""
     places = [place.rstrip("/") or "/" for place in accepted]
     return any(path == place or path.startswith(place.rstrip("/") + "/") for place in places)
 
 
 def clean(text: str) -> str:
-    """A machine's text, without what could break a line or a table, and cut short."""
+    """A machine's text, cut short and without characters that could break a line or a table."""
     plain = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in text)
     plain = plain.replace("|", "¦").replace("`", "'")
     return plain if len(plain) <= _MOST_CHARS else f"{plain[:_MOST_CHARS]}..."
 
 
 def size(count: int) -> str:
-    """Bytes for people."""
+    """A number of bytes, for people."""
     for unit, most in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= most:
             return f"{count / most:.1f} {unit}"
@@ -194,7 +196,7 @@ def _reasons(losses: Losses, links: Sequence[LinkOut], spec: WorkspaceSpec) -> l
 
 
 def _user_files_first(losses: Losses) -> list[LeftBehind]:
-    """A user's own files by their names in a home, and then the directories beside them."""
+    """A user's own files by their names in a home, then the directories beside them."""
     names = [one.path for one in losses.user_files]
     return [
         *losses.user_files,

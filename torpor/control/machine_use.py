@@ -1,8 +1,6 @@
-"""What a machine does now, for metrics: rates of its last minute, and figures of each GPU.
-
-A machine may say anything. A figure that no machine can have is left out, as one that is unknown
-is: it is not 0.
-"""
+"""What a machine does now, for metrics: rates of its last minute, and figures of each GPU. A
+machine may say anything, so a figure that no machine can have is left out, like an unknown one;
+neither counts as 0."""
 
 from __future__ import annotations
 
@@ -15,20 +13,20 @@ from torpor.shared.values import KIB, MIB
 from torpor.shared.wire.activity import STALE_S, Activity, GpuFigures, Sample
 
 MOST_UNNAMED: Final = 16
-"""GPUs that are shown of a machine of which no record says how many it has."""
+"""GPUs that are shown of a machine if no record says how many it has."""
 _MINUTE_S: Final = 60.0
-_AHEAD_S: Final = 5.0  # by which figures may be younger than the answer that brings them
-_KB: Final = 1000  # NVML counts PCIe in them
+_AHEAD_S: Final = 5.0  # seconds by which figures may be newer than the answer that brings them
+_KB: Final = 1000  # NVML counts PCIe in units of 1000 bytes
 
 _MOST_CORES_PERCENT: Final = 1024 * 100
 _MOST_BYTES_S: Final = 10**12
-_MOST_MEMORY_MIB: Final = 4 * MIB  # 4 TiB of one GPU
+_MOST_MEMORY_MIB: Final = 4 * MIB  # 4 TiB, the most memory of one GPU
 _MOST_C: Final = 150
 _MOST_W: Final = 5000
 
 
 class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU; None for what is not known."""
+    """One GPU; None for what is unknown."""
 
     percent: float | None = None
     used_mib: float | None = None
@@ -40,7 +38,7 @@ class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachineUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine; None for what is not known. ``model``: of its GPUs, as its record names it."""
+    """One machine; None for what is unknown. ``model``: of its GPUs, as its record names it."""
 
     model: str = ""
     cpu_percent: float | None = None  # of one core
@@ -50,7 +48,7 @@ class MachineUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machine_use(activity: Activity, model: str = "", gpus: int = 0) -> MachineUse:
-    """What the machine says of itself. ``model`` and ``gpus``: what it was rented with."""
+    """The machine's use by its own report. ``model`` and ``gpus``: what it was rented with."""
     seen = [
         sample
         for sample in activity.samples
@@ -66,7 +64,8 @@ def machine_use(activity: Activity, model: str = "", gpus: int = 0) -> MachineUs
 
 
 def _table(activity: Activity) -> Sequence[GpuFigures]:
-    """Nothing where it is of another boot, or old: its sampler has ended, or lost the GPUs."""
+    """The table of GPUs; nothing where it is of another boot, or old because its sampler has ended
+    or lost the GPUs."""
     table = activity.gpus
     if table is None or table.boot != activity.boot:
         return []
@@ -86,7 +85,7 @@ def _gpu(said: GpuFigures) -> GpuUse:
 
 
 def _mean(seen: Sequence[Sample], name: str, unit: int, most: float) -> float | None:
-    """Of the seconds of which the figure is known."""
+    """The mean over the seconds in which the figure is known."""
     found = [_figure(getattr(sample, name), unit, most) for sample in seen]
     known = [value for value in found if value is not None]
     return sum(known) / len(known) if known else None

@@ -1,7 +1,7 @@
 """What `watch` found, for Prometheus: a text file that node_exporter's textfile collector reads.
 
-What nobody knows has no sample: it is not 0. Machines and markets say some of what stands here, so
-values are checked, labels are cut, and a metric has at most MOST_SERIES series; Prometheus keeps
+An unknown value has no sample and is never 0. Some values come from machines and markets, so values
+are checked, labels are cut, and a metric has at most MOST_SERIES series, because Prometheus keeps
 each one for days. Metrics of GPUs have the names that NVIDIA's DCGM gives them.
 """
 
@@ -26,9 +26,9 @@ from torpor.shared.values import WorkspaceName
 
 VERDICTS: Final = ("busy", "idle", "unknown")
 MOST_SERIES: Final = 5000
-"""Of one metric: a hundred machines of sixteen GPUs, three times over."""
+"""Series of one metric at most: a hundred machines of sixteen GPUs, three times over."""
 MOST_LABEL: Final = 128
-"""Characters of a label's value."""
+"""Characters of a label's value at most."""
 _MOST_VALUE: Final = 2.0**60
 _OF_MACHINE: Final = ("workspace", "machine", "provider")
 _OF_GPU: Final = (*_OF_MACHINE, "gpu", "modelName")
@@ -59,7 +59,7 @@ class StoredSnapshot(msgspec.Struct, frozen=True):
 
 
 class Money(msgspec.Struct, frozen=True, kw_only=True):
-    """What the records of rentals said at ``at_unix``; None: nobody has read them. ``unknown``: the
+    """What the records of rentals said at ``at_unix``; None: they were not read. ``unknown``: the
     workspaces whose records cannot be read."""
 
     at_unix: float | None = None
@@ -71,7 +71,7 @@ class Money(msgspec.Struct, frozen=True, kw_only=True):
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """What the records and the queues say beside a look. ``queued``: the jobs whose runs wait in
-    queues; None: not known. ``queues``: those that there are."""
+    queues; None: unknown. ``queues``: the existing queues."""
 
     money: Money = Money()
     snapshots: Sequence[StoredSnapshot] = ()
@@ -80,7 +80,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Metrics:
-    """Gauges of one file. A value that is not known, or that is none, makes no sample."""
+    """The gauges of one file. An unknown or impossible value makes no sample."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -89,7 +89,7 @@ class _Metrics:
         self._left_out = self.gauge("torpor_series_left_out", "Series over the limit of a metric")
 
     def gauge(self, name: str, says: str, labels: Sequence[str] = ()) -> str:
-        """Its name, by which values are set."""
+        """A new gauge; returns its name, by which values are set."""
         self._gauges[name] = Gauge(name, says, labels, registry=self.registry)
         return name
 
@@ -219,7 +219,7 @@ def _of_jobs(metrics: _Metrics, report: WatchReport, fleet: Fleet) -> None:
     waiting: dict[str, list[float]] = {queue: [] for queue in fleet.queues}
     for queued in fleet.queued:
         since_unix = max(queued.since_unix, queued.due_unix)
-        if since_unix <= report.at_unix:  # a later one waits for its time, and for no slot
+        if since_unix <= report.at_unix:  # a later run waits for its time, and for no slot
             waiting.setdefault(queued.queue, []).append(since_unix)
     for queue, since in waiting.items():
         metrics.set(length, len(since), queue)
@@ -227,8 +227,8 @@ def _of_jobs(metrics: _Metrics, report: WatchReport, fleet: Fleet) -> None:
 
 
 def _of_money(metrics: _Metrics, fleet: Fleet) -> None:
-    """A workspace of which a part of a sum is not known has no line of that sum: what is left of
-    it, or its 0 of another capacity type, would look like the whole."""
+    """A sum of which a part is unknown is left out: the rest of it, or a 0 for another capacity
+    type, would look like the whole."""
     for _, name, says, _ in _COSTS:
         metrics.gauge(name, says, _OF_COST)
     gpus = metrics.gauge("torpor_rented_gpus", "GPUs that are rented now", _OF_COST)
@@ -288,5 +288,5 @@ def _of_transfers(metrics: _Metrics, fleet: Fleet) -> None:
 
 
 def _label(text: str) -> str:
-    """As UTF-8 has it, and no longer than MOST_LABEL. The file's format escapes what is left."""
+    """A label's value in valid UTF-8, cut to MOST_LABEL. The file's format escapes the rest."""
     return text.encode("utf-8", "replace").decode()[:MOST_LABEL]

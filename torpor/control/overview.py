@@ -11,10 +11,9 @@ from torpor.shared.values import SnapshotId
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """One workspace. ``usd_h`` is what its machines cost now, ``month_usd`` what they cost in this
     month at most, ``asleep_usd_day`` what the store asks for its newest snapshot, ``stored_bytes``
-    what it holds of it, ``new_bytes`` what of it was new, uncompressed; None: not known.
-    ``sleeps``: when its machines are hibernated by themselves. ``coming``: the next run that a
-    schedule starts for it. ``trouble``: why nothing, or not all, is
-    known of it."""
+    what the store holds of that snapshot, ``new_bytes`` the uncompressed bytes that were new in it;
+    None: unknown. ``sleeps``: when its machines are hibernated by themselves. ``coming``: the next
+    run that a schedule starts for it. ``trouble``: why nothing, or not all, is known of it."""
 
     block: str
     state: str = ""
@@ -47,7 +46,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def words(self) -> str:
-        """What its machines cost a day, and what it would cost asleep."""
+        """What the workspace's machines cost a day, and what it would cost asleep."""
         asleep = _asleep([self])
         where = f"on {', '.join(self.machines)}"
         return f"{self.block} {where}: {self.usd_h * 24:.2f} $ a day{asleep}"
@@ -62,7 +61,7 @@ class Overviews(Report, frozen=True):
 
     @property
     def awake(self) -> list[Overview]:
-        """Those on machines; of several blocks for one workspace, one."""
+        """The workspaces on machines, each once even if it has several blocks."""
         return [*{tuple(seen.machines): seen for seen in self.workspaces if seen.machines}.values()]
 
     def title(self) -> str:
@@ -71,7 +70,7 @@ class Overviews(Report, frozen=True):
         return f"{said}{costs}{f'. {self.watching}' if self.watching else ''}"
 
     def costs(self) -> str:
-        """What the awake ones cost together, and what they would cost asleep."""
+        """What the awake workspaces cost together, and what they would cost asleep."""
         total = sum(seen.usd_h for seen in self.awake)
         least = "at least " if any(seen.trouble for seen in self.workspaces) else ""
         return f"{least}{total:.3f} $/h, {total * 24:.2f} $ a day{_asleep(self.awake)}"
@@ -81,7 +80,7 @@ class Overviews(Report, frozen=True):
 
 
 def _asleep(workspaces: list[Overview]) -> str:
-    """Nothing where that is not known of one of them."""
+    """What these workspaces would cost asleep; None where that is unknown of one of them."""
     known = [seen.asleep_usd_day for seen in workspaces if seen.asleep_usd_day is not None]
     if not known or len(known) < len(workspaces):
         return ""

@@ -11,7 +11,8 @@ NAMES: Final = ("flows", "tasks", "blocks", "deployments", "gpu_kernels")
 
 
 def check_own_packages() -> None:
-    """ImportError, with what was found instead, where one of them is another program's."""
+    """Raise ImportError, which says what was found instead, where one of the packages is another
+    program's."""
     ours = Path(__file__).resolve().parents[2]
     for name in NAMES:
         spec = find_spec(name)

@@ -1,4 +1,4 @@
-"""Ports on loopback for servers of our own."""
+"""Finds free ports on loopback for torpor's own servers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 import psutil
 
-_LOWEST: Final = 10_240  # below it, well-known servers are more than a few
+_LOWEST: Final = 10_240  # most well-known servers use ports below this
 _TRIES: Final = 200
 RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -18,7 +18,7 @@ _dice: Final = random.SystemRandom()
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports that nothing listens on now.
+    """``count`` ports on which nothing listens now.
 
     They are not of those that the kernel gives to outgoing connections: a server that ends and is
     started again would find its port taken by some program's connection, and clients that know it
@@ -32,16 +32,17 @@ def free_ports(count: int) -> list[int]:
                 break
             listener = held.enter_context(socket.socket())
             wanted = _dice.randrange(_LOWEST, below) if below > _LOWEST and attempt < _TRIES else 0
-            with contextlib.suppress(OSError):  # it is taken
+            with contextlib.suppress(OSError):  # the port is taken
                 listener.bind(("127.0.0.1", wanted))
                 ports.append(int(listener.getsockname()[1]))
     return ports
 
 
 def is_free(port: int) -> bool:
-    """Whether a server can listen on it: on loopback, where another one on all addresses counts."""
+    """Whether a server can listen on the port: on loopback, where another server on all addresses
+    counts."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers set it
         try:
             probe.bind(("127.0.0.1", port))
             probe.listen()

@@ -21,10 +21,10 @@ import psutil
 from torpor.shared.errors import ProviderError
 
 STARTED_BY: Final = "TORPOR_STARTED_BY"
-"""In the environment of all processes that an installation starts."""
+"""An environment variable of all processes that an installation starts."""
 _PR_SET_PDEATHSIG: Final = 1
 _libc: Final = ctypes.CDLL(None)
-_ROUNDS: Final = 8  # a process that forks while it is hunted is caught by a later round
+_ROUNDS: Final = 8  # a process that forks while it is searched for is found by a later round
 _POLL_S: Final = 0.02
 _EXEC_S: Final = 1.0  # a process starts a program in less than a millisecond of its CPU time
 _EXEC_POLL_S: Final = 0.001
@@ -46,7 +46,7 @@ def boot_id() -> str:
 
 
 def identify(pid: int) -> ProcessRecord | None:
-    """The process that has this pid now; None for none and for a zombie."""
+    """The process that has this pid now; None for none, and for a zombie."""
     facts = _stat(pid)
     return None if facts is None or facts[0] in (b"Z", b"X") else _record(pid, facts)
 
@@ -56,8 +56,8 @@ def is_alive(process: ProcessRecord) -> bool:
 
 
 def is_at_work(process: ProcessRecord) -> bool:
-    """Whether it lives and has memory. One that is exiting has none, but still its port. One that
-    starts a program has memory, but for a moment no arguments."""
+    """Whether the process lives and has memory. An exiting process has none, but may still hold its
+    port. A process that is starting a program has memory, but for a moment no arguments."""
     facts = _stat(process.pid)
     return facts is not None and _record(process.pid, facts) == process and _has_memory(facts)
 
@@ -65,11 +65,11 @@ def is_at_work(process: ProcessRecord) -> bool:
 def ending_with_this_process() -> Callable[[], None]:
     """For Popen's ``preexec_fn``: the kernel kills the child when this process ends, however that
     ends. Start such a child in the main thread, as the kernel looks at the thread that started it.
-    What the child starts is no concern of the kernel's: flow runs outlive their worker."""
+    Processes that the child starts are not killed: flow runs outlive their worker."""
     parent = os.getpid()
 
     def before_exec() -> None:
-        # A parent that waits for signals blocks some.
+        # A parent that waits for signals has blocked some.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         refused = _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if refused or os.getppid() != parent:  # the parent ended before the kernel was asked
@@ -79,7 +79,7 @@ def ending_with_this_process() -> Callable[[], None]:
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Whether it is neither gone nor a zombie."""
+    """Whether the process is neither gone nor a zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -100,8 +100,8 @@ def all_processes(*, others_too: bool = False) -> dict[psutil.Process, set[bytes
 
 
 def _is_own(pid: int) -> bool:
-    """Whether it acts for this account. The owner of its folder does not say that: it is root
-    where the process has asked the kernel for it."""
+    """Whether the process acts for this account. The owner of its /proc folder does not show that:
+    it is root where the process has asked the kernel for it."""
     try:
         status = Path(f"/proc/{pid}/status").read_bytes()
     except _NOT_THERE:
@@ -113,7 +113,7 @@ def _is_own(pid: int) -> bool:
 def with_descendants(
     processes: Iterable[psutil.Process], among: Mapping[psutil.Process, object]
 ) -> list[psutil.Process]:
-    """The live ones of ``processes`` and of all that descend from them."""
+    """The live ones of ``processes`` and of all their descendants."""
     parents = {}
     for process in among:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -127,7 +127,7 @@ def with_descendants(
 def end_processes(
     find: Callable[[], list[psutil.Process]], *, polite_s: float = 2.0, hard_s: float = 5.0
 ) -> None:
-    """SIGTERM, wait at most ``polite_s``, then SIGKILL until ``find`` finds nothing.
+    """Send SIGTERM, wait at most ``polite_s``, then send SIGKILL until ``find`` finds nothing.
 
     ProviderError names those that outlive SIGKILL for ``hard_s``.
     """
@@ -149,8 +149,9 @@ def end_processes(
 
 
 def _environment(pid: int) -> set[bytes]:
-    """Its ``NAME=value`` words. While a process starts a program, the kernel shows neither its
-    environment nor its arguments: it is looked at again, or it would be taken for another's."""
+    """The ``NAME=value`` words of a process's environment. While a process starts a program, the
+    kernel shows neither its environment nor its arguments, so it is looked at again: otherwise it
+    would count as another's."""
     end = time.monotonic() + _EXEC_S
     shown = Path(f"/proc/{pid}/environ")
     try:
@@ -159,7 +160,7 @@ def _environment(pid: int) -> set[bytes]:
                 words = shown.read_bytes()  # the program began after the first look
                 break
             time.sleep(_EXEC_POLL_S)
-        # psutil stops at an empty word, as is left where a program wrote its title.
+        # psutil stops at an empty word, which remains where a program has written its title.
         return set(words.split(b"\0"))
     except _NOT_THERE:
         return set()
@@ -177,12 +178,13 @@ def _stat(pid: int) -> list[bytes] | None:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except _NOT_THERE:
         return None
-    # The name in parentheses may hold anything, so count from the last one.
+    # The name in parentheses may hold any character, so fields are counted from the last
+    # parenthesis.
     return stat[stat.rfind(b")") + 2 :].split()
 
 
 def _record(pid: int, facts: list[bytes]) -> ProcessRecord:
-    # psutil adds the time of the boot to the start time, and that moves with the clock.
+    # psutil adds the time of the boot to the start time, which changes with the clock.
     return ProcessRecord(pid, int(facts[19]))
 
 
@@ -197,7 +199,7 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 
 def _wait(processes: list[psutil.Process], at_most_s: float) -> None:
-    # psutil's own wait lasts until a zombie is reaped; in a container that may never happen.
+    # psutil's own wait lasts until a zombie is reaped, which may never happen in a container.
     end = time.monotonic() + at_most_s
     while any(is_running(process) for process in processes) and time.monotonic() < end:
         time.sleep(_POLL_S)

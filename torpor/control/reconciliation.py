@@ -1,4 +1,4 @@
-"""What stands at the providers beside what the rentals say of it."""
+"""Compares what exists at the providers with what the rentals say of it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def price_usd_h(self) -> float:
-        """What it costs; 0 where nobody knows."""
+        """What the finding costs an hour; 0 where that is unknown."""
         if self.residue:
             return self.residue.price_usd_h or 0.0
         known = self.rental.price_usd_h if self.rental and self.rental.adopted else 0.0
@@ -103,7 +103,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def is_free(self) -> bool:
-        """Whether it surely costs nothing."""
+        """Whether the finding certainly costs nothing."""
         return self.residue is not None and self.residue.kind in FREE
 
     @property
@@ -119,7 +119,7 @@ class Finding(msgspec.Struct, frozen=True):
         return advice.format(rental=self.label.rental if self.label else "", provider=provider)
 
     def row(self, now_unix: float) -> Row:
-        """As a line of a table."""
+        """The finding as a row of a table."""
         machine, rental, residue = self.machine, self.rental, self.residue
         costs = "no machine"
         if machine or residue:
@@ -147,8 +147,8 @@ class Finding(msgspec.Struct, frozen=True):
 
 class Reconciliation(WorkspaceReport, frozen=True):
     """What there is after the run, which machines it ended, and which rentals it closed by their
-    user's word. ``unread``: why rentals of these names cannot be believed; what is said of the
-    workspace is without them."""
+    user's word. ``unread``: why records of these rentals cannot be trusted; the findings leave them
+    out."""
 
     provider: str
     findings: list[Finding]
@@ -167,7 +167,7 @@ class Reconciliation(WorkspaceReport, frozen=True):
         ]
 
     def title(self) -> str:
-        """In a sentence: how many of each, and what was ended."""
+        """One sentence: how many of each kind, and what was ended."""
         kinds = [finding.kind for finding in self.findings]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         ended = f"; ended {', '.join(self.ended)}" if self.ended else ""
@@ -242,7 +242,7 @@ def choose_findings(
         if name not in by_id:
             raise InvalidInput(
                 f"no machine {name!r} is at the provider (it has {', '.join(by_id) or 'none'}): "
-                "nothing was ended; use the ids in this flow's table"
+                "nothing was ended; `torpor reconcile WORKSPACE` lists the ids"
             )
         finding = by_id[name]
         if finding.kind == "in use":
@@ -275,8 +275,8 @@ def choose_gone(
         finding = by_id.get(name)
         if finding is None or finding.rental is None:
             raise InvalidInput(
-                f"rental {name!r} is not open: nothing was closed; use the rentals in this flow's "
-                "table"
+                f"rental {name!r} is not open: nothing was closed; `torpor reconcile "
+                "WORKSPACE` lists the open ones"
             )
         rental = finding.rental
         if finding.machine is not None:

@@ -15,7 +15,7 @@ from torpor.shared.wire.restore import RestorePlan
 Row = dict[str, str]
 
 _SHOWN: Final = 5
-"""The most names in a row."""
+"""The most names in one row."""
 
 MOST_ROWS: Final = 200
 """The most rows of a table in the UI. Python gets all of them."""
@@ -23,7 +23,8 @@ MOST_ROWS: Final = 200
 _MOMENT: Final = "%Y-%m-%d %H:%M UTC"
 
 ALL: Final = "all workspaces"
-"""What a flow is for that is for every workspace. None has this name: it has a space."""
+"""The value of ``workspace`` for a flow that acts on every workspace. No workspace has this name,
+because it has a space."""
 
 
 def moment(unix: float) -> str:
@@ -32,7 +33,7 @@ def moment(unix: float) -> str:
 
 
 def read_moment(words: str) -> float:
-    """The time that ``moment`` wrote."""
+    """The time of a text that ``moment`` wrote."""
     return datetime.strptime(words, _MOMENT).replace(tzinfo=timezone.utc).timestamp()
 
 
@@ -42,7 +43,7 @@ def exact_moment(unix: float) -> str:
 
 
 def _at(unix: float, form: str) -> str:
-    """What a machine or a market says may be no time."""
+    """A time as text; a machine or a market may state an impossible one."""
     try:
         return datetime.fromtimestamp(unix, timezone.utc).strftime(form)
     except (OverflowError, ValueError, OSError):
@@ -50,7 +51,7 @@ def _at(unix: float, form: str) -> str:
 
 
 def without(unread: Sized) -> str:
-    """For the title of figures: that they lack these records. Empty where there is none."""
+    """For the title of figures: that they leave these records out. Empty where there is none."""
     if not unread:
         return ""
     records = "1 record" if len(unread) == 1 else f"{len(unread)} records"
@@ -69,7 +70,8 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def about(self) -> str:
-        """What it is about, where a flow has a table for each; else empty."""
+        """What the report is about, where a flow has a table for each workspace; otherwise
+        empty."""
         return ""
 
 
@@ -95,8 +97,8 @@ class HibernateReport(WorkspaceReport, frozen=True):
     files: int
     bytes: int
     new_bytes: int
-    stored_bytes: int  # of new_bytes
-    total_stored_bytes: int  # of everything that the snapshot names
+    stored_bytes: int  # what was stored of new_bytes
+    total_stored_bytes: int  # stored bytes of everything that the snapshot names
     packs: int
     encoding: str  # how chunks were encoded, and why
     sealed: bool
@@ -105,17 +107,19 @@ class HibernateReport(WorkspaceReport, frozen=True):
     seconds: dict[str, float]
     saved_usd_h: float
     lost: list[str] = []  # what was on the machine and is not in the snapshot
-    beside: list[str] = []  # a user's own files outside of it, stored as a snapshot of their own
-    missed: bool = False  # most of a directory, or a disk, was there before and is gone
+    # a user's own files outside of the workspace, stored as a snapshot of their own
+    beside: list[str] = []
+    missed: bool = False  # whether most of a directory, or a disk, was there before and is gone
     parted_count: int = 0
     parted: list[str] = []  # the first hard links between directories of the workspace
-    read_unix: float = 0.0  # when the last pass began: the moment that the snapshot holds
+    read_unix: float = 0.0  # when the last pass began, which is the moment that the snapshot holds
     accepted_count: int = 0
-    accepted: list[str] = []  # the first files that changed during or after that, as accepted
+    # the first files that changed during or after the last pass, and were accepted
+    accepted: list[str] = []
     warnings: list[str] = []
     skipped_names: list[str] = []  # the first FIFOs, sockets and devices, which are not kept
     blind: str = ""  # where a disk begins that does not show which files are read
-    programs: list[str] = []  # what became of their processes
+    programs: list[str] = []  # what happened to the processes of the workspace's programs
 
     @property
     def ratio(self) -> float:
@@ -126,8 +130,8 @@ class HibernateReport(WorkspaceReport, frozen=True):
         return f"Workspace {self.workspace} hibernated as {self.snapshot}"
 
     def rows(self) -> list[Row]:
-        """The report as a table of two columns. What was left behind comes at the top: the UI shows
-        ten rows on a page."""
+        """The report as a table of two columns. Files left behind come at the top, because the UI
+        shows ten rows on a page."""
         return [
             _row("snapshot", f"{self.snapshot}, as of {moment(self.read_unix)}"),
             _row("machine", f"{self.machine}, {'destroyed' if self.destroyed else 'kept'}"),
@@ -172,8 +176,8 @@ class HibernateReport(WorkspaceReport, frozen=True):
 
 
 class AsleepReport(WorkspaceReport, frozen=True):
-    """Nothing was to do: the workspace's machine was destroyed, and this verified snapshot holds
-    what it held."""
+    """The report of a hibernate with nothing to do: the workspace's machine was destroyed before,
+    and this verified snapshot holds what it held."""
 
     snapshot: SnapshotId
     words: str
@@ -198,9 +202,9 @@ class HibernatePreview(WorkspaceReport, frozen=True):
     new_files: int
     new_bytes: int
     skipped: int
-    stored_bytes: int  # at most, of the snapshot that it would make
+    stored_bytes: int  # at most, of the snapshot that a hibernate would make
     price_usd_h: float
-    storage_usd_month: float | None  # of stored_bytes; None: the store's price is not known
+    storage_usd_month: float | None  # of stored_bytes; None: the store's price is unknown
     keeps: list[str] = []  # why the machine would be kept
     yours: str = ""  # a user's own files beside the workspace
     lost: list[str] = []  # what would be left behind
@@ -248,16 +252,17 @@ class HibernatePreview(WorkspaceReport, frozen=True):
 
 
 class FirstReport(msgspec.Struct, frozen=True):
-    """What a workspace wants first. It could be used ``seconds`` after the restore began."""
+    """The files that a workspace wants first. They could be used ``seconds`` after the restore
+    began."""
 
     names: int
-    bytes: int  # plain bytes that were fetched for it
-    stored_bytes: int  # of these
+    bytes: int  # plain bytes that were fetched for these files
+    stored_bytes: int  # the stored bytes of these
     seconds: float
 
     @classmethod
     def of(cls, plan: RestorePlan, first_s: float | None) -> FirstReport | None:
-        """None where nothing comes first, or an earlier run has restored everything."""
+        """The report; None where nothing comes first, or an earlier run has restored everything."""
         if first_s is None:
             return None
         parts = [part for part in plan.parts if part.first]
@@ -289,11 +294,11 @@ class WakeReport(WorkspaceReport, frozen=True):
     seconds: dict[str, float]
     price_usd_h: float
     decoding: str = ""
-    budgets: list[str] = []  # what is left of them
-    provider: str = "own"  # the user's own machine
+    budgets: list[str] = []  # what is left of the budgets
+    provider: str = "own"  # "own": the user's own machine
     first: FirstReport | None = None
-    programs: list[str] = []  # how each began
-    packages: list[str] = []  # which came back, and which did not
+    programs: list[str] = []  # how each program began
+    packages: list[str] = []  # which packages came back, and which did not
     chosen: str = ""  # whether frozen programs could go on there, where that ranked the offers
 
     def title(self) -> str:
@@ -321,14 +326,15 @@ class WakeReport(WorkspaceReport, frozen=True):
         ]
 
     def _login(self) -> str:
-        """torpor knows the key and the host key of the machines that it rents."""
+        """The command to log in. torpor knows the key and the host key only of machines that it
+        rents."""
         if self.provider != "own":
             return f"torpor ssh {self.workspace}"
         return f"ssh -p {self.port} {self.user}@{self.host}"
 
 
 class CreateReport(Machine, Report, frozen=True):
-    """The machine that was created. ``programs``: how each of the workspace's began."""
+    """The machine that was created. ``programs``: how each of the workspace's programs began."""
 
     programs: list[str] = []
 
@@ -393,8 +399,9 @@ class Replica(msgspec.Struct, frozen=True):
 
 
 class ReplicateReport(WorkspaceReport, frozen=True):
-    """One snapshot on many machines. ``ready`` of ``wanted`` came up; ``replaced`` machines were
-    started in place of others that failed; ``source`` says where the bytes came from, and why."""
+    """One snapshot on many machines. ``ready`` of ``wanted`` came up; ``replaced``: how many
+    machines were started in place of failed ones; ``source`` says where the bytes came from, and
+    why."""
 
     snapshot: SnapshotId
     root: str
@@ -403,7 +410,7 @@ class ReplicateReport(WorkspaceReport, frozen=True):
     source: str
     replicas: list[Replica]
     seconds: dict[str, float]
-    budgets: list[str] = []  # what is left of them
+    budgets: list[str] = []  # what is left of the budgets
 
     @property
     def ready(self) -> list[Replica]:
@@ -459,7 +466,7 @@ class SyncReport(WorkspaceReport, frozen=True):
     written: int
     removed: int
     copied_bytes: int  # taken from the machine itself
-    stored_bytes: int  # fetched
+    stored_bytes: int  # fetched from the store
     left_out: int  # names of the snapshot that are excluded here
     kept: list[str]
     discarded: list[str]

@@ -54,8 +54,8 @@ _MINT: Final = object()
 _REREAD_GRANT_S: Final = 6 * 3600
 _HEADS_AT_ONCE: Final = 16
 HOLDS_S: Final = 60.0
-"""How old the last comparison of the disk may be when a provider is asked to destroy. What the
-provider's client waits between its own tries comes on top."""
+"""Seconds that the last comparison of the disk may be old when a provider is asked to destroy. The
+waits between the tries of the provider's client come on top."""
 
 
 def _ask_nobody() -> None:
@@ -63,12 +63,13 @@ def _ask_nobody() -> None:
 
 
 class _Check:
-    """Asks before each destroy whether somebody else uses the machine, and knows how far its end
-    has come."""
+    """Asks before each destroy whether somebody else uses the machine, and knows how far the
+    machine's end has come."""
 
     def __init__(self, ask: Callable[[], None]) -> None:
         self._ask = ask
-        self.checked = self.ends = False  # whether a destroy followed, and was accepted
+        # whether a destroy followed the check, and whether it was accepted
+        self.checked = self.ends = False
 
     def __call__(self) -> None:
         """Raises the error of ``ask``."""
@@ -84,7 +85,7 @@ class _LastLook(_Check):
 
     def __call__(self) -> None:
         """StillChanging once that look is too old, also by the time of the answer; or the error of
-        ``ask``, which waits for no store that is away."""
+        ``ask``, which does not wait for a store that is away."""
         if self.ends:
             return
         self._check_age()
@@ -107,7 +108,7 @@ def boot_clock_s() -> float:
 
 
 class _Proof:
-    """Frozen; only the holder of the mint can make one."""
+    """A frozen value that only the holder of the mint can make."""
 
     __slots__ = ()
 
@@ -129,7 +130,7 @@ class Verified(_Proof):
 
     @property
     def agent(self) -> str:
-        """What its machine calls itself, as receipts say it."""
+        """The machine's own name for itself, as receipts have it."""
         return agent_of(self.manifest)
 
     def __init__(self, mint: object, manifest: Manifest, root: str) -> None:
@@ -154,7 +155,7 @@ class Warrant(_Proof):
     _ask: _Check
     _only_stopped: bool
     reason: str
-    snapshot: SnapshotId | None  # that holds what was on the machine
+    snapshot: SnapshotId | None  # the snapshot that holds what was on the machine
 
     def __init__(
         self,
@@ -184,7 +185,7 @@ class Warrant(_Proof):
 
     def check(self, live: Machine) -> None:
         """Compare with the provider's current answer, and check again that the warrant holds.
-        Raises UnsafeDestroy, NotOurs, or the error of that check."""
+        Raises UnsafeDestroy, NotOurs, or the error of the check."""
         if live.label is None or live.label != self._label:
             raise NotOurs(
                 f"machine {live.id} at {live.provider} carries label {live.label}, the warrant is "
@@ -210,8 +211,9 @@ class Warrant(_Proof):
         return self._ask.ends
 
     def accepted(self) -> None:
-        """The provider's ``destroy`` has returned. If it asked for the end of the machine, work can
-        no more begin there, so the last comparison of its disk stays the last one."""
+        """Note that the provider's ``destroy`` has returned. If it asked for the end of the
+        machine, no work can begin there any more, so the last comparison of the disk stays
+        valid."""
         self._ask.ends = self._ask.checked
 
     def check_label(self, label: Label | None) -> None:
@@ -273,8 +275,8 @@ def check_whole(
 ) -> Manifest:
     """The manifest; SnapshotDamaged unless every pack is there as far as the store shows it, and
     OtherPaths as in ``verify_snapshot``. For a snapshot whose machine is gone: no pack is read
-    back, so it proves nothing; a restore checks each hash. ``packs``: as ``stored_packs`` lists
-    them, where the caller has that."""
+    back, so it proves nothing; a restore checks each hash. ``packs``: the result of
+    ``stored_packs``, if the caller has it."""
     advice = "An older one is used; delete this one"
     manifest = check_packs(store, wanted, seal, advice, paths, packs)
     _check_not_late(store, manifest)
@@ -307,11 +309,12 @@ def check_readable(
     packs: Iterable[Pack],
 ) -> None:
     """StoreArchived where some of ``packs`` are in an archive, and nobody has restored them. Asks
-    for each one that may be there by its class in the listing. The first request that fails ends
-    the look: those that wait are not sent."""
+    about each pack that may be archived by its class in the listing. The first request that fails
+    ends the look; waiting ones are not sent."""
     keys = [key for pack in packs if (key := pack_key(workspace, pack.id)) in there]
     suspects = [key for key in keys if there[key].archive]
-    contexts = [copy_context() for _ in suspects]  # which know how long a store is waited for
+    # the contexts know how long a store is waited for
+    contexts = [copy_context() for _ in suspects]
     with ThreadPoolExecutor(_HEADS_AT_ONCE, thread_name_prefix="archives") as threads:
         heads = threads.map(lambda own, key: own.run(store.head, key), contexts, suspects)
         archived = [now.key for now in heads if now is not None and now.archive]
@@ -338,7 +341,7 @@ def _damage(
 
 def _check_not_late(store: ObjectStore, manifest: Manifest) -> None:
     """Refuse a manifest that appeared too long after a mark of a pack that it names: the sweep of
-    that mark may have missed it, so prune may delete its packs at any time."""
+    that mark may have missed the manifest, so prune may delete the pack at any time."""
     named = {pack.id for pack in manifest.packs}
     marks = [mark for mark in read_marks(store, manifest.workspace) if named & mark.unnamed]
     if not marks:
@@ -383,7 +386,7 @@ def warrant_to_destroy(
             f"{machine.id} is {agent_machine}: it was not destroyed"
         )
 
-    agents: dict[tuple[SnapshotId, str], str] = {}  # the last look reads no manifest again
+    agents: dict[tuple[SnapshotId, str], str] = {}  # so that the last look reads no manifest again
 
     def last_look() -> None:
         _check_own_newest(store, seal, verified, machine, agents)
@@ -409,10 +412,11 @@ def _check_own_newest(
     machine: Machine,
     agents: dict[tuple[SnapshotId, str], str],
 ) -> None:
-    """UnsafeDestroy where the store lists the verified snapshot no more, or a newer one of the
-    machine, or one that may be of it as its manifest cannot be read. Newer ones of other machines
-    are their own tips. ``agents``: what the machines of snapshots call themselves, by the ETag of
-    the manifest, as far as it is known."""
+    """UnsafeDestroy where the store does not list the verified snapshot any more, or lists a newer
+    one of the machine, or a newer one whose manifest cannot be read and that may be the machine's.
+    Newer snapshots of other machines do not matter: they are tips of their own lines. ``agents``:
+    the names of snapshots' machines for themselves, by the ETag of the manifest, as far as
+    known."""
     catalog = Catalog(store, verified.workspace)
     if verified.snapshot not in catalog.manifests:
         raise UnsafeDestroy(
@@ -465,10 +469,10 @@ def beyond_reach(
     """A warrant for a job's machine that its provider has stopped, and whose disk nobody can reach:
     the job goes on from ``save``, and what was written after it is lost.
 
-    SnapshotDamaged unless the save is whole in the store, and the store shows the MD5 of each pack:
-    nothing reads them. The warrant holds only while the machine is stopped: one that starts can be
-    reached soon. ``ask`` is called right before each destroy, and raises if somebody else uses the
-    machine.
+    SnapshotDamaged unless the save is whole in the store, and the store shows the MD5 of each pack,
+    because the packs are not read. The warrant holds only while the machine is stopped: one that
+    starts can be reached soon. ``ask`` is called right before each destroy, and raises if somebody
+    else uses the machine.
     """
     if machine.label is None or machine.label.workspace != save.workspace:
         raise NotOurs(

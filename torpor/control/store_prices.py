@@ -21,11 +21,11 @@ class StorePrice(msgspec.Struct, frozen=True):
     note: str = ""
 
     def usd_day(self, stored_bytes: int) -> float:
-        """What the store asks for so many bytes, a day of a month of 730 hours."""
+        """What the store costs for these bytes in a day, with months of 730 hours."""
         return self.usd_month(stored_bytes) * 24 / 730
 
     def usd_month(self, stored_bytes: int) -> float:
-        """The same for a month."""
+        """What the store costs for these bytes in a month of 730 hours."""
         return stored_bytes / 1e9 * self.gb_month_usd
 
 
@@ -47,7 +47,8 @@ LIST_PRICES: Final[dict[str, StorePrice]] = {
         "at least 1 TB is charged, and each object for at least 90 days",
     ),
 }  # fmt: skip
-"""By the flavour of the block. A store of one's own (SeaweedFS, MinIO) has no list price."""
+"""List prices by the flavour of the block. A store of one's own (SeaweedFS, MinIO) has no list
+price."""
 
 
 def price_of(

@@ -22,7 +22,8 @@ STORE: Final = "store"
 """The role of the store in the record."""
 KEPT_EVENTS: Final = 200
 SILENT_S: Final = 900.0
-"""A supervisor whose looks take long is silent for ten minutes at most."""
+"""Seconds of silence after which a supervisor is reported. One whose looks take long is silent for
+ten minutes at most."""
 RECORD: Final = "supervision.json"
 
 
@@ -37,10 +38,10 @@ class SupervisorEvent(msgspec.Struct, frozen=True):
 class Supervision(msgspec.Struct, frozen=True):
     """The record of the supervisor, the parent of an installation's server, store and workers.
 
-    ``api_url`` is of the server that it serves, and ``own`` whether it starts that one.
-    ``version`` and ``login``, of which this is a digest: what its children were started with.
-    ``running``: the pids of the children that do their work, by role; none once it has ended in
-    order. ``troubles`` are those of now, ``events`` the newest, last one last.
+    ``api_url`` is of the server that it serves, and ``own`` whether it starts that one. ``version``
+    and ``login``, of which this is a digest: what its children were started with. ``running``: the
+    pids of the children that do their work, by role; none once it has ended in order. ``troubles``
+    are the present ones; ``events`` are the newest, in their order.
     """
 
     pid: int
@@ -60,13 +61,13 @@ class Supervision(msgspec.Struct, frozen=True):
 
 
 def installation_folder() -> Path | None:
-    """The folder of the installation that started this process; None for a process of no one."""
+    """The folder of the installation that started this process; None if none did."""
     named = os.environ.get(FOLDER_VARIABLE)
     return Path(named) if named else None
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a process holds the lock on that file. It ends with the process."""
+    """Whether a process holds the lock on that file. The lock ends with the process."""
     try:
         with lock.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -86,12 +87,13 @@ def read_supervision(folder: Path) -> Supervision | None:
 
 
 def living(folder: Path) -> Supervision | None:
-    """The record of the supervisor that lives; None without one."""
+    """The record of the living supervisor; None if none lives."""
     return read_supervision(folder) if is_held(folder / LOCK) else None
 
 
 def children_of(folder: Path) -> dict[str, int]:
-    """The pids of the supervisor's children that do their work, by role; none without it."""
+    """The pids of the supervisor's children that do their work, by role; empty if no supervisor
+    lives."""
     record = living(folder)
     return record.running if record else {}
 

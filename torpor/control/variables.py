@@ -12,7 +12,7 @@ from torpor.shared.errors import InvalidInput
 
 _NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_LINE: Final = 4
-"""A shorter line of a secret, such as a bracket, is not hidden by itself."""
+"""Characters below which a line of a secret, such as a bracket, is not hidden by itself."""
 
 
 def variables(lines: Sequence[str]) -> dict[str, str]:
@@ -67,7 +67,8 @@ class Secrets:
         return sorted(found - {""}, key=len, reverse=True)
 
     def hidden_in(self, text: str) -> str:
-        """``text`` without the secrets. Pass the whole text: half a secret is not found."""
+        """``text`` without the secrets. Pass the whole text, because half of a secret is not
+        found."""
         for form in self.forms:
             text = text.replace(form, "***")
         return text

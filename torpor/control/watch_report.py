@@ -17,10 +17,11 @@ BACK_UP: Final = "run backup, and see what its last run says and that its schedu
 """The next step for a workspace that has missed its backup."""
 RUNS_ON: Final = "runs on"
 EXPECTED: Final = "idle at"
-"""The columns in which `torpor status` finds when a machine is expected to sleep."""
-_MOST_JOBS = 5  # of one workspace, in its row
-_MOST_ALERTS = 5  # in the sentence; the table `alerts` has all
-_SHOWN_IN_MIN = 90  # an age above it is shown in hours
+"""The beginning of the column in which `torpor status` finds when a machine is expected to
+sleep."""
+_MOST_JOBS = 5  # jobs of one workspace that its row shows
+_MOST_ALERTS = 5  # alerts in the sentence; the table `alerts` has all
+_SHOWN_IN_MIN = 90  # minutes; an older age is shown in hours
 
 
 class WatchedJob(msgspec.Struct, frozen=True):
@@ -29,18 +30,19 @@ class WatchedJob(msgspec.Struct, frozen=True):
     job: str
     workspace: WorkspaceName
     state: str
-    driven: bool  # a flow run works on it
+    driven: bool  # whether a flow run works on it
     next_step: str
-    failures: int = 0  # of its runs, in a row
-    why: str = ""  # the last one failed
-    machine: MachineId | None = None  # that costs money for it
+    failures: int = 0  # how many of its runs failed in a row
+    why: str = ""  # why the last run failed
+    machine: MachineId | None = None  # the machine that costs money for it
 
     def words(self) -> str:
         return f"{self.job} is {self.state}: {self.next_step}"
 
 
 class Watched(msgspec.Struct, frozen=True):
-    """A workspace and one machine of it; ``kind`` is "off" where it has none."""
+    """One machine of a workspace, with what `watch` says of it; ``kind`` is "off" for a workspace
+    without a machine."""
 
     workspace: WorkspaceName
     kind: Kind | Literal["off"]
@@ -49,19 +51,20 @@ class Watched(msgspec.Struct, frozen=True):
     machine: MachineId | None = None
     provider: str = ""
     since_unix: float | None = None
-    price_usd_h: float | None = None  # None: nobody knows
-    newest_unix: float | None = None  # of its newest snapshot
-    hibernates: bool = msgspec.field(name="idle", default=False)  # for it is idle
-    over: str = ""  # the same, whatever its verdict: which budget is spent
-    saves: str = ""  # what its machine says of its own saves
+    price_usd_h: float | None = None  # None: unknown
+    newest_unix: float | None = None  # when its newest snapshot was made
+    # `watch` hibernates it because it is idle
+    hibernates: bool = msgspec.field(name="idle", default=False)
+    over: str = ""  # which budget is spent, because of which it is hibernated whatever its verdict
+    saves: str = ""  # what the machine says of its own saves
     saves_fail: bool = False
-    idle_unix: float | None = None  # when it will have been idle for long enough; None: not known
+    idle_unix: float | None = None  # when it will have been idle for long enough; None: unknown
     use: MachineUse | None = None  # what its machine does now, as far as it says
-    differ: str = ""  # in what the blocks of its workspace differ, where that keeps it
+    differ: str = ""  # how the blocks of its workspace differ, if that keeps the machine
 
     def row(self, now_unix: float, jobs: Sequence[WatchedJob] = ()) -> Row:
         price = "unknown" if self.price_usd_h is None else f"{self.price_usd_h:.2f} $/h"
-        return {  # what a person looks for first: the UI shows a page's width of it
+        return {  # first what a person looks for first: the UI shows only a page's width of it
             "workspace": self.workspace,
             "verdict": self.kind,
             "costs": price if self.machine else "",
@@ -89,7 +92,7 @@ class LeftMachine(msgspec.Struct, frozen=True, kw_only=True):
     killed: bool
     who: str
     next_step: str
-    act: Literal["end", "continue", ""] = ""  # what `watch` does once it has lasted long enough
+    act: Literal["end", "continue", ""] = ""  # what `watch` does once that has lasted long enough
     holds: SnapshotId | None = None
 
 
@@ -145,14 +148,14 @@ class WatchReport(Report, frozen=True):
         return {**row, "verdict": "backup missed", "newest snapshot": "", RUNS_ON: ""}
 
     def title(self) -> str:
-        """The message with its time: a table stays as it is when `watch` has stopped."""
+        """The message with its time, because a table stays as it is when `watch` has stopped."""
         until = "no schedule renews it"
         if self.valid_unix is not None:
             until = f"if it is later than {moment(self.valid_unix)}, watch has stopped"
         return f"Seen at {moment(self.at_unix)}; {until}. {self.message()}"
 
     def message(self) -> str:
-        """In a sentence: how many of each, and what they cost together."""
+        """One sentence: how many of each kind, and what they cost together."""
         kinds = [*(entry.kind for entry in self.watched), *(entry.kind for entry in self.findings)]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         hourly = sum(entry.price_usd_h or 0.0 for entry in self.watched)

@@ -79,9 +79,9 @@ from torpor.shared.plain_text import plain
 
 
 class TorporError(Exception):
-    """Base of the tree. ``retryable`` says whether the same call may succeed later. A message is
-    ``plain``: it may quote a machine's file names, and records and terminals must hold it. So are
-    other errors that it is made of, as their texts."""
+    """Base of the tree. ``retryable`` says whether the same call may succeed later. Messages, and
+    the texts of other errors within them, pass through ``plain_text.plain``: a message may quote
+    file names of a machine, and must be safe in records and on terminals."""
 
     retryable: ClassVar[bool] = False
 
@@ -145,7 +145,7 @@ class StoreAway(StoreUnavailable):
 
 
 class RecordRefused(StoreError):
-    """What lies there is no record as this torpor writes it: nothing is done that it says."""
+    """The object is not a record that this torpor wrote. Nothing that it says is carried out."""
 
 
 class StoreCorrupt(StoreError):
@@ -345,12 +345,12 @@ class Unforeseen(TorporError):
     pass
 
 
-_LONGEST: Final = 10_000  # characters of a message that is not ours
+_LONGEST: Final = 10_000  # characters kept of a message of an error that is not torpor's
 
 
 def as_ours(error: Exception) -> TorporError:
-    """The error itself, or Unforeseen for one that is not of this tree: whoever looks at several
-    machines, workspaces or markets goes on with the others."""
+    """The error itself, or Unforeseen for one that is not of this tree: a caller that asks several
+    machines, workspaces or markets catches TorporError and continues with the others."""
     if isinstance(error, TorporError):
         return error
     found = Unforeseen(f"{type(error).__name__}: {error}"[:_LONGEST])
@@ -359,8 +359,9 @@ def as_ours(error: Exception) -> TorporError:
 
 
 def from_wire(wire: dict[str, str]) -> TorporError:
-    """Rebuild an error that the agent sent. A class that no agent raises, such as a
-    market's, becomes a plain MachineError: no machine says what happened on the control side."""
+    """Rebuild an error that the agent sent. A class that no agent raises, such as a market's,
+    becomes a plain MachineError, so that a machine cannot claim what happened on the control
+    side."""
     known = {cls.__name__: cls for of in _OF_AN_AGENT for cls in _descendants(of)}
     known |= {cls.__name__: cls for cls in (InvalidInput, WorkspaceInvalid, RunCancelled)}
     message = wire.get("message", "no message")[:_LONGEST]

@@ -8,9 +8,10 @@ from typing import Final
 _CONTROLS: Final = (
     *range(0x20),
     *range(0x7F, 0xA0),
-    *range(0x202A, 0x202F),  # they turn the direction of a text
+    *range(0x202A, 0x202F),  # characters that change the direction of text
     *range(0x2066, 0x206A),
-    *range(0xD800, 0xE000),  # bytes that are no UTF-8, as Python keeps them: nothing can write them
+    # surrogates, by which Python keeps bytes that are not UTF-8: they cannot be encoded
+    *range(0xD800, 0xE000),
 )
 _SHOWN: Final = {
     code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
@@ -21,8 +22,8 @@ _IN_JSON: Final = {code: f"\\u{code:04x}" for code in _CONTROLS if code >= 0x7F}
 
 
 def plain(text: str) -> str:
-    """Without what a terminal would obey, such as a sequence that writes into the clipboard: each
-    control character is shown as ``\\x1b``, but for the ends of lines and tabs."""
+    """The text without control characters, which a terminal would obey (one sequence writes into
+    the clipboard): each becomes an escape such as ``\x1b``. Ends of lines and tabs stay."""
     return text.translate(_SHOWN)
 
 
@@ -32,12 +33,13 @@ _LOCAL: Final = re.compile(r"\b(local)://[\w./~@-]*[\w/]")
 
 
 def short(text: str) -> str:
-    """``plain``, with a market's name alone for an account that only a hash of its key names, such
-    as ``vast://3f2a9c81d04e5b6a``, and for the folder of local machines; and without the number of
-    an error of the system, which stands before its words."""
+    """``plain``, shortened for people. An account that only the hash of its key names, such as
+    ``vast://3f2a9c81d04e5b6a``, and the folder of local machines become the market's name; ``[Errno
+    2]`` before a system error's words is left out."""
     return _LOCAL.sub(r"\1", _HASHED.sub(r"\1", _ERRNO.sub("", plain(text))))
 
 
 def plain_json(text: str) -> str:
-    """The same of JSON, which has escaped the others already. It stays JSON of the same meaning."""
+    """``plain`` for a JSON text: the result is JSON with the same meaning. Only characters that
+    JSON does not escape itself are escaped."""
     return text.translate(_IN_JSON)

@@ -36,13 +36,13 @@ RESERVED: Final = (BENCHMARK, BENCHMARK_MACHINES, DRILL, NODES)
 """Prefixes of reserved names. Machines and objects under such names hold no work and may always be
 destroyed. No Workspace block may have such a name."""
 BASE: Final = "base--"
-"""Prefix of the names that the environments of stacks are kept under. No machine is ever rented
-under such a name, and no Workspace block may have one."""
+"""Prefix of the names under which environments of stacks are kept. No machine is ever rented under
+such a name, and no Workspace block may have one."""
 HOME: Final = "home--"
 """Prefix of the names under which a hibernate stores a user's own files of a home, beside the
 workspace. No machine is ever rented under such a name, and no Workspace block may have one."""
 HOME_ROOT: Final = "~"
-"""The only directory of what is stored under such a name."""
+"""The only directory of a snapshot that is stored under a HOME name."""
 
 _LONGEST_NAME: Final = 63
 _WORKSPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -61,7 +61,8 @@ def workspace_name(text: str) -> WorkspaceName:
 
 
 def reserved_name(prefix: str, workspace: WorkspaceName) -> WorkspaceName:
-    """``drill--demo``; of a name that is too long for that, its beginning and a hash."""
+    """``drill--demo`` for the prefix ``drill--`` and the workspace ``demo``. If that is too long,
+    the beginning of it and a hash."""
     if len(prefix + workspace) <= _LONGEST_NAME:
         return workspace_name(prefix + workspace)
     mark = f"-{blake2b(workspace.encode(), digest_size=4).hexdigest()}"
@@ -80,8 +81,8 @@ def home_of(workspace: WorkspaceName) -> WorkspaceName:
 
 
 def owner_of(name: WorkspaceName) -> WorkspaceName:
-    """The workspace that machines are rented for under this name; the beginning of one whose name
-    is too long for that."""
+    """The workspace that machines with this rental name belong to; only the beginning of its name
+    where the rental name had to be cut."""
     prefix = next((prefix for prefix in RESERVED if name.startswith(prefix)), "")
     return WorkspaceName(name.removeprefix(prefix))
 
@@ -89,9 +90,7 @@ def owner_of(name: WorkspaceName) -> WorkspaceName:
 def snapshot_id(text: str) -> SnapshotId:
     """Check a snapshot's id; raises InvalidInput."""
     if not _SNAPSHOT.fullmatch(text):
-        raise InvalidInput(
-            f"{text!r} is not a snapshot id: they look like 20261120T234913Z-1f0c9ab2"
-        )
+        raise InvalidInput(f"{text!r} is not a snapshot id, such as 20261120T234913Z-1f0c9ab2")
     made_at(SnapshotId(text))
     return SnapshotId(text)
 
@@ -115,9 +114,9 @@ def machine_path(text: str) -> str:
 
 
 def tidy_path(path: str) -> str:
-    """The path without slashes and dots that say nothing, so that equal directories have equal
-    paths: ``~//a/./b/`` is ``~/a/b``. Anything else than an absolute path or one below ~/ is not
-    changed: no block has such a path."""
+    """The path without redundant slashes and dots, so that equal directories have equal paths:
+    ``~//a/./b/`` is ``~/a/b``. Anything else than an absolute path or one below ~/ is not changed:
+    no block has such a path."""
     head = next((head for head in ("/", "~/") if path.startswith(head)), "")
     names = [name for name in path[len(head) :].split("/") if name not in ("", ".")]
     return head + "/".join(names) if head else path
@@ -140,7 +139,7 @@ def new_snapshot_id(now: datetime, after: SnapshotId | None = None) -> SnapshotI
     return SnapshotId(f"{stamp}-{secrets.token_hex(4)}")
 
 
-@functools.lru_cache(maxsize=10_000)  # each rule of retention asks for each id
+@functools.lru_cache(maxsize=10_000)  # each rule of a retention asks for each id
 def made_at(snapshot: SnapshotId) -> datetime:
     """When a snapshot was made, in UTC, from its id. InvalidInput where that names no time."""
     try:
@@ -152,7 +151,7 @@ def made_at(snapshot: SnapshotId) -> datetime:
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """Leave to do one verb on one object until ``expires_unix`` (seconds, the signer's clock).
+    """Permission for one verb on one object until ``expires_unix`` (seconds, the signer's clock).
 
     ``once``: a PUT that must carry ``If-None-Match: *``, so that the store writes no name twice.
     ``patience_s``: how long the holder waits for a store that is away.
@@ -175,7 +174,7 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Away(msgspec.Struct, frozen=True):
-    """A request waits for a store: what failed, for how long by now, and the limit."""
+    """A request that waits for a store: what failed, for how long it has waited, and the limit."""
 
     error: Annotated[str, msgspec.Meta(max_length=300_000)]
     away_s: float
@@ -184,9 +183,9 @@ class Away(msgspec.Struct, frozen=True):
 
 class StoredObject(msgspec.Struct, frozen=True):
     """What a store says of one object. ``md5`` (hex) is None where the ETag is not an MD5.
-    ``archive``: the storage class where nobody can read it now; in a listing, where perhaps nobody
-    can: a listing knows of no restore, and of no tier of INTELLIGENT_TIERING. ``etag``: as the
-    store writes it; other content has another one."""
+    ``archive``: the storage class of an object that must be restored from an archive before it can
+    be read. In a listing it is only possible: listings show neither restores nor tiers of
+    INTELLIGENT_TIERING. ``etag``: as the store writes it; it changes with the content."""
 
     key: ObjectKey
     bytes: int
@@ -216,12 +215,12 @@ _Fact = Annotated[str, msgspec.Meta(max_length=10_000)]
 
 
 class Host(msgspec.Struct, frozen=True):
-    """What processes find on a machine, or need of one. Empty where nobody knows, or where they
-    do not need it."""
+    """What a machine offers to processes, or what frozen processes need of a machine. A field is
+    empty where it is unknown or not needed."""
 
-    kernel: _Fact = ""  # the release
+    kernel: _Fact = ""  # the kernel's release
     features: _Fact = ""  # of the processor, by the kernel's names
-    driver: _Fact = ""  # NVIDIA's
+    driver: _Fact = ""  # version of NVIDIA's driver
     architecture: _Fact = ""  # as ``uname -m`` says it
 
 
@@ -229,7 +228,7 @@ class FrozenPrograms(msgspec.Struct, frozen=True):
     """The programs that a snapshot holds frozen, and what they need to go on."""
 
     host: Host = Host()
-    gpu: str = ""  # as the driver names it; empty: they used none
+    gpu: str = ""  # the GPU's name in the driver's words; empty: the programs used no GPU
     gpu_count: int = 0
 
 
@@ -240,32 +239,36 @@ class Want(msgspec.Struct, frozen=True):
     gpu_count: int = 1
     disk_gib: float = 0
     max_price_usd_h: float | None = None  # of everything: machine, disk, address
-    agreed_usd_h: float | None = None  # what a person agreed that it may come to; no bid's limit
+    # the highest price that the user has agreed to; it does not raise a bid
+    agreed_usd_h: float | None = None
     regions: list[str] = []
     spot: Literal["never", "allowed", "only"] = "never"
     rank: Literal["price", "order"] = "price"  # the cheapest first, or the first provider first
-    min_reliability: float = 0  # 0 to 1; data centres that state none fit
+    # 0 to 1; data centres fit that state no reliability
+    min_reliability: float = 0
     image: str = ""  # of a container or a virtual machine
     architecture: str = ""  # as ``uname -m`` says it
-    cuda: tuple[int, int] | None = None  # the driver must support at least this
-    driver: tuple[int, ...] | None = None  # NVIDIA's, at least this
-    process: Literal["never", "try", "require"] = "never"  # whether programs go on there
-    frozen: FrozenPrograms | None = None  # those of the snapshot; None: it holds none
+    cuda: tuple[int, int] | None = None  # CUDA version that the driver must support at least
+    driver: tuple[int, ...] | None = None  # least version of NVIDIA's driver
+    # whether programs are frozen and go on there
+    process: Literal["never", "try", "require"] = "never"
+    frozen: FrozenPrograms | None = None  # the snapshot's frozen programs; None: it holds none
 
     @property
     def least_cuda(self) -> tuple[int, int] | None:
-        """What the driver must support, also where only a driver is wanted."""
+        """The CUDA version that the driver must support, also derived from a wanted driver
+        version."""
         known = [cuda for branch, cuda in _DRIVERS if self.driver and branch <= self.driver[0]]
         return max([*known, *([self.cuda] if self.cuda else [])], default=None)
 
     @property
     def unknown_driver(self) -> bool:
-        """Whether no CUDA is known that stands for the driver."""
+        """Whether a driver is wanted for which no CUDA version is known."""
         return self.driver is not None and self.driver[0] > _DRIVERS[-1][0]
 
 
 class WantChange(msgspec.Struct, frozen=True):
-    """What one rental wants other than its workspace. Empty: as the workspace."""
+    """What one rental wants other than its workspace does. Empty fields: as the workspace."""
 
     gpu: str = ""
     regions: list[str] = []
@@ -289,8 +292,8 @@ _DRIVERS: Final = (
     (560, (12, 6)), (565, (12, 7)), (570, (12, 8)), (575, (12, 9)), (580, (13, 0)),
     (590, (13, 1)), (595, (13, 2)), (610, (13, 3)),
 )  # fmt: skip
-"""The CUDA of each branch of NVIDIA's driver (CUDA Toolkit Release Notes, table 3). Branches
-between support no less than the one before."""
+"""The CUDA version of each branch of NVIDIA's driver (CUDA Toolkit Release Notes, table 3). A
+branch that is not listed supports at least the version of the next lower one."""
 
 
 def cuda_version(text: str) -> tuple[int, int] | None:
@@ -345,12 +348,12 @@ class Machine(msgspec.Struct, frozen=True):
     state: MachineState
     endpoint: Endpoint | None  # None until it is known
     price_usd_h: float = 0.0
-    note: str = ""  # the provider's last words on it, for messages
+    note: str = ""  # the provider's last message about the machine
 
 
 class GpuUse(msgspec.Struct, frozen=True):
-    """Leave to encode and decode numbers on the machine's GPU, where it proves faster than the
-    cores."""
+    """Permission to encode and decode numbers on the machine's GPU, used where it proves faster
+    than the cores."""
 
     python: str = ""
     """A Python on the machine that can import CuPy. Empty: the agent looks for one."""
@@ -359,7 +362,7 @@ class GpuUse(msgspec.Struct, frozen=True):
 
 
 class Compression(msgspec.Struct, frozen=True):
-    """What chunks are encoded for, where there is a choice."""
+    """Whether chunks are encoded for size or for speed."""
 
     smallest: bool = False
     """Fewest bytes rather than least time."""
@@ -369,12 +372,13 @@ class Compression(msgspec.Struct, frozen=True):
 JOB_LOGS: Final = ".torpor-jobs"
 """The folder of the logs of jobs, in the first of a workspace's directories."""
 PROGRAMS: Final = ".torpor-process"
-"""In the first directory: the log of each of the workspace's programs, and what is frozen of it."""
+"""The folder in the first directory that holds the log of each program of the workspace, and what
+is frozen of the program."""
 
 
 class IdleRules(msgspec.Struct, frozen=True):
     """When a machine counts as idle: in ``share`` of the seconds of the last ``minutes``, no figure
-    was higher than these. 0 of CPU, network and disk: do not look at it."""
+    was above these limits. A limit of 0 for CPU, network or disk leaves that figure out."""
 
     minutes: float = 30.0
     gpu_percent: float = 5.0  # of the busiest GPU
@@ -382,17 +386,17 @@ class IdleRules(msgspec.Struct, frozen=True):
     cpu_percent: float = 50.0  # of one core
     network_kib_s: float = 100.0
     disk_kib_s: float = 1024.0
-    people: bool = True  # the use of SSH and of Jupyter is work
+    people: bool = True  # the use of SSH and of Jupyter counts as work
     unused: bool = False  # a machine on which nothing has run yet is idle, too
     hibernate: bool = True  # what `watch` does with an idle machine; off: only report it
 
 
 IdleChoice = Literal["hibernate", "report", "off"]
-"""What becomes of the idle machines of an installation; off: `watch` does not look."""
+"""What happens to idle machines of an installation. off: `watch` does not look for them."""
 
 
 class WorkspaceSpec(msgspec.Struct, frozen=True):
-    """What a user keeps, and what it needs: the workspace block without Prefect."""
+    """The workspace block without Prefect: what a user keeps, and what machine it needs."""
 
     name: WorkspaceName
     paths: list[str]
@@ -409,16 +413,18 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     move_aside: bool = False
     """Whether a wake renames what an image has put into these directories."""
     left_behind: Literal["report", "refuse"] = "report"
-    """What a destroy does about more than ``left_behind_gib`` outside of the workspace."""
+    """What a destroy does if more than ``left_behind_gib`` outside of the workspace would be
+    lost."""
     left_behind_gib: float = 1.0
     parts: int = 32
     part_bytes: int = 64 * MIB
-    """The least that a part moves: a small workspace is cut into fewer parts."""
+    """The least bytes that a part moves: a small workspace is cut into fewer parts."""
     compression: Compression = Compression()
     programs: list[str] = []
     """Command lines that a wake starts on the machine."""
     process: Literal["never", "try", "require"] = "never"
-    """Whether their processes, and a job's command at a spot notice, are frozen and go on."""
+    """Whether the programs' processes, and a job's command at a spot notice, are frozen and go
+    on."""
     environment: Literal["image", "keep"] = "image"
     """Whether a wake puts packages of apt and pip back that were added beside the workspace."""
     save_minutes: int = 0
@@ -427,7 +433,7 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     when_left: Literal["end", "continue", "report"] = "end"
     """What `watch` does with a machine of a killed run, which was never handed over."""
     accept_paths: list[str] = []
-    """Further directories that a snapshot may name: the user named them in this call."""
+    """Further directories that a snapshot may name, which the user has named in this call."""
 
     @property
     def freezes(self) -> bool:
@@ -465,8 +471,8 @@ _learned: Final[set[Any]] = set()
 
 
 def learned(kind: type[T]) -> type[T]:
-    """The type itself, once msgspec knows it. msgspec learns a type where it is used first; where
-    two threads do so at the same time, the process dies of a segmentation fault (0.22.0)."""
+    """Return the type after msgspec has analysed it. msgspec 0.22.0 analyses a type at its first
+    use; if two threads do so at the same time, the process dies of a segmentation fault."""
     if kind not in _learned:
         with _learning:
             msgspec.json.Decoder(kind)

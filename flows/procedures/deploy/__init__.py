@@ -1,1 +1,1 @@
-"""One stack on one machine."""
+"""The deploy of one stack on one machine."""

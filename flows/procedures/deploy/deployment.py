@@ -90,15 +90,15 @@ from torpor.shared.values import Machine, StoredSnapshot, WorkspaceName, workspa
 @dataclass
 class DeployTrial:
     """Deploys that are only measured: each on a machine of its own, which is destroyed at the end,
-    with an environment of that name's own. ``bases``: the workspaces of these environments."""
+    with an environment under a scratch name. ``bases``: the workspaces of these environments."""
 
     name: str
     bases: dict[WorkspaceName, StoredWorkspace] = field(default_factory=dict)
 
 
 class DeployRequest(NamedTuple):
-    """What a user asks for. ``early``: the server may start when what an earlier one used is there,
-    before all is restored."""
+    """What a user asks for. ``early``: the server may start when the files that an earlier server
+    used are restored, before all others are."""
 
     stack: Stack
     strategy: StrategyName
@@ -115,8 +115,8 @@ class DeployRequest(NamedTuple):
 def deployment_on_a_machine(
     opened: OpenWorkspace, request: DeployRequest, snapshot: str
 ) -> Iterator[Deployment]:
-    """A deployment on the workspace's machine, or on a new one that is destroyed after an error.
-    On a machine that is in use, the server of a deploy that fails is stopped."""
+    """A deployment on the workspace's machine, or on a new one that is destroyed after an error. If
+    the deploy fails on a machine that was in use before, only its server is stopped."""
     in_use = None
     if not request.trial:
         end_abandoned(renting(opened), AT_ONCE_S)
@@ -143,8 +143,8 @@ def deployment_on_a_machine(
 
 
 class Deployment:
-    """One stack on one machine. Without ``tenancy``, the machine is the user's: its workspace is
-    there, and it stays. ``began``: when its rental began."""
+    """One stack on one machine. Without ``tenancy``, the machine is the user's: it holds the
+    workspace already, and it stays. ``began``: when the machine's rental began."""
 
     def __init__(
         self,
@@ -167,10 +167,11 @@ class Deployment:
         self._began = began
         self._reached = time.monotonic()
         self._served = 0.0
-        self._started_early = False  # though nobody has named what comes first
+        # the server started early, although nobody has named what comes first
+        self._started_early = False
         self._environment = "of the image"
         self._built = False
-        self._mark = ""  # the record on the machine that this deploy makes the environment
+        self._mark = ""  # the record on the machine that says: this deploy makes the environment
         self._within: dict[str, float] = {}
         self._restoring: list[RemoteRestore] = []
         self._stopped = threading.Event()
@@ -184,7 +185,8 @@ class Deployment:
         self._serving = Serving(session, spec.name, self._place, check)
 
     def stop_earlier(self) -> None:
-        """End what earlier deploys have started here, once it is clear that this one can begin."""
+        """End the commands that earlier deploys have started here, once it is certain that this
+        deploy can begin."""
         if self._tenancy is None:
             self._serving.check_port()
             if self._strategy.keeps:
@@ -192,9 +194,9 @@ class Deployment:
         self._stop()
 
     def bring(self) -> None:
-        """The environment and the workspace, beside each other; the environment's parts are fetched
-        before the workspace's. Where something of the workspace comes first, the server starts when
-        that and the environment are there, and the rest follows."""
+        """Restore the environment and the workspace at the same time, the environment's parts
+        first. Where something of the workspace comes first, the server starts when that and the
+        environment are there, and the rest follows."""
         if self._place.environment:
             note_made_again(self._session, self._place.environment)
         with phase("restore"), self._server_stopped_after_errors():
@@ -207,12 +209,12 @@ class Deployment:
                 self._serve()
 
     def store_environment(self) -> None:
-        """Store the environment that this deploy made and that has just proven itself."""
+        """Store the environment that this deploy made, after its server has answered."""
         if self._built:
             with phase("store environment"), measured_phases():
                 self._store()
         if self._mark:
-            # Before the last look: a deploy that finds it has ended this one's server before.
+            # Before the last look, so that another deploy which ends this one's server is seen.
             run_on_machine(self._session, ["rm", "-rf", "--", self._mark])
 
     def hand_over(self) -> None:
@@ -254,7 +256,8 @@ class Deployment:
             key_id += trial.name
         name = base_name(self._stack, facts_of(self._session.machine), self._shared_by, key_id)
         base = self._opened.base(name, self._stack.environment)
-        if trial is not None and self._strategy.keeps:  # it may be stored although this fails
+        # the environment may be stored although the hand-over fails
+        if trial is not None and self._strategy.keeps:
             trial.bases[name] = base
         return base
 
@@ -262,7 +265,7 @@ class Deployment:
         self._fetch_model()
         self._serving.serve()
         self._served = time.monotonic()
-        if self._tenancy is not None:  # else its user has worked there too
+        if self._tenancy is not None:  # otherwise the user has worked there, too
             note_ready(self._session, self._opened.spec.name)
 
     @contextmanager
@@ -270,7 +273,7 @@ class Deployment:
         try:
             yield
         except BaseException:
-            if self._tenancy is None:  # else the machine is destroyed
+            if self._tenancy is None:  # otherwise the machine is destroyed
                 with suppress(TorporError):
                     self._serving.stop()
             raise
@@ -282,7 +285,8 @@ class Deployment:
         return sharers(self._stack, provider.identity, many_owners, self._opened.spec.name)
 
     def _stop(self) -> None:
-        """End what earlier deploys have started here; HandedOver if it is a user's by now."""
+        """End the commands that earlier deploys have started here; HandedOver if the machine is a
+        user's by now."""
         if self._tenancy is not None:
             self._tenancy.check_unclaimed()
         self._serving.stop()
@@ -290,8 +294,8 @@ class Deployment:
     # -- what the server needs
 
     def _check_room(self) -> None:
-        """InvalidInput where the stored environment cannot be restored on the user's machine: the
-        server that runs there is not stopped for that."""
+        """InvalidInput where the stored environment cannot be restored on the user's machine.
+        Checked first, so that the running server is not stopped for a deploy that must fail."""
         found = find_base(self._base, self._reason())
         if found is None:
             return
@@ -311,7 +315,8 @@ class Deployment:
         )
 
     def _bring_both(self) -> None:
-        """A command that fetches the model writes into the workspace, so it waits for all of it."""
+        """Restore the environment and the workspace. A command that fetches the model writes into
+        the workspace, so that command waits for all of the workspace."""
         spec = self._opened.spec
         made: list[Future[None]] = []
         running: list[Future[None]] = []
@@ -324,13 +329,14 @@ class Deployment:
             self._started_early = not spec.first
             try:
                 deploy.run(self._serve)
-            except InvalidInput:  # it can never be started
+            except InvalidInput:  # the command can never be started
                 self._started_early = False
                 raise
             except DeployFailed as error:
                 if spec.first:
                     raise
-                # It was learned from an earlier server, and this one may need more.
+                # The list of what comes first was learned from an earlier server, and this server
+                # may need more.
                 self._stop()
                 words = f"the server is started again when all is restored: {error}"
                 runner().log.warning("%s", words)
@@ -338,9 +344,10 @@ class Deployment:
 
         with (
             ThreadPoolExecutor(2, thread_name_prefix="deploy") as threads,
-            phases_told_to(lambda name: None),  # it stays the phase `restore`
+            phases_told_to(lambda name: None),  # the run stays in the phase `restore`
         ):
-            deploy = copy_context()  # the server's phases are the deploy's, not the workspace's
+            # the server's phases are those of the deploy, not of the workspace
+            deploy = copy_context()
             try:
                 if self._strategy.sets_up:
                     made.append(threads.submit(copy_context().run, self._make_environment))
@@ -395,20 +402,21 @@ class Deployment:
             self._within[f"{what}: {name}"] = seconds
 
     def _make_environment(self) -> None:
-        """From the store, or by the setup command."""
+        """Bring the environment: from the store, or by the setup command."""
         session, environment = self._session, self._place.environment
         mark = f"{self._place.home}/.torpor/deploy/{self._base.spec.name}"
         if self._tenancy is not None:
             begun = holds_files(session, [mark])
             self._tenancy.check_unclaimed()
-            if begun:  # by a deploy that was killed, on this machine, which nobody got
+            # a deploy that was killed has begun it on this machine, which was not handed over
+            if begun:
                 run_on_machine(session, ["rm", "-rf", "--", *environment, mark])
         if self._strategy.keeps:
             found = find_base(self._base, self._reason())
             if found is not None:
                 self._restore_environment(found)
                 return
-        self._environment_lined_up.set()  # the setup command fetches what it needs by itself
+        self._environment_lined_up.set()  # the setup command fetches by itself what it needs
         if not holds_files(session, environment):
             run_on_machine(session, ["mkdir", "-p", "--", f"{mark}/began"])
             self._mark = mark
@@ -432,7 +440,8 @@ class Deployment:
                     finish_restore(restore)
                     check_restore(restore, self._request.full_check)
             self._warnings += restore.finished.warnings
-        except (InvalidInput, RestoreUnfinished) as error:  # it says nothing of the workspace
+        # this error does not concern the workspace
+        except (InvalidInput, RestoreUnfinished) as error:
             raise DeployFailed(self._no_room(error)) from error
         except SnapshotDamaged as error:
             distrust_base(self._base, found)
@@ -448,7 +457,8 @@ class Deployment:
             raise RunCancelled("another part of the deploy failed")
 
     def _fetch_model(self) -> None:
-        """Unless the workspace says that it holds what this command fetches."""
+        """Run the stack's fetch command, unless the workspace says that it holds the model
+        already."""
         if not self._stack.fetch:
             return
         session, folder = self._session, self._place.absolute(self._place.workspace)
@@ -465,12 +475,14 @@ class Deployment:
     # -- after the first answer
 
     def _store(self) -> None:
-        """The server runs: where this fails, the next deploy makes the environment again."""
+        """Store the environment. The server runs: if storing fails, the next deploy makes the
+        environment again."""
         base = self._base
         try:
             report, verified = take_snapshot(base, self._session, self._machine)
             try:
-                self._serving.check_serving()  # else another deploy may have worked there
+                # otherwise another deploy may have worked in the environment
+                self._serving.check_serving()
             except DeployFailed:
                 drop_base(base, verified)
                 raise

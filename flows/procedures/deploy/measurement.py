@@ -38,7 +38,8 @@ from torpor.control.reports import BenchmarkReport
 from torpor.shared.errors import InvalidInput, TorporError
 
 _MOST_FAILED: Final = 2
-"""After so many failed starts in a row, a way is measured no more."""
+"""After this many failed starts in a row, a way (stack, strategy, provider) is not measured any
+more."""
 
 
 def measure_deploys(
@@ -102,7 +103,7 @@ class Way(NamedTuple):
 
 
 class Starts:
-    """The starts of each way, and what they took. ``notes`` say what was not measured, and why."""
+    """The starts of each way, and their times. ``notes`` say what was not measured, and why."""
 
     def __init__(self, opened: OpenWorkspace, snapshot: str) -> None:
         self.ways: list[Way] = []
@@ -133,7 +134,8 @@ class Starts:
             raise InvalidInput("; ".join(faults) or "name at least one stack and one strategy")
 
     def measure(self, way: Way) -> None:
-        """Start it once; by `stored` twice, the second time with what the first has stored."""
+        """Start the way once; with the strategy `stored` twice: the second start uses what the
+        first has stored."""
         if self._failed.get(way.names, 0) >= _MOST_FAILED:
             return
         self._count += 1
@@ -164,7 +166,7 @@ class Starts:
     def _forget(self, base: StoredWorkspace) -> None:
         try:
             forget_base(base)
-        except TorporError as error:  # what was measured counts nevertheless
+        except TorporError as error:  # what was measured before the error still counts
             self.note(
                 f"the measured environment {base.spec.name} may still be in the store: {error}. "
                 "The next benchmark of this workspace deletes it"

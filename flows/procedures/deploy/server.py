@@ -19,11 +19,11 @@ from torpor.shared.values import KIB, WorkspaceName
 from torpor.shared.wire.job import JobState, StartJob
 
 POLL_S: Final = 0.1
-"""Between two looks at a command or a server."""
+"""Seconds between two looks at a command or a server."""
 CHECK_S: Final = 10.0
-"""Between two looks whether the machine is still this deploy's."""
+"""Seconds between two checks that the machine still belongs to this deploy."""
 HEALTH_S: Final = 10.0
-"""For one answer about its health."""
+"""Seconds for one answer of the server about its health."""
 _LOOK_BYTES: Final = 256 * KIB
 _LOGS: Final = "~/.torpor/deploy"
 _HOLDS: Final = """\
@@ -52,8 +52,9 @@ KINDS: Final[tuple[Kind, ...]] = ("setup", "fetch", "server")
 
 
 class Serving:
-    """The commands of one workspace's deploy. Supervisors keep them running on the machine; a later
-    deploy finds them again. ``still_mine`` may raise while a server is waited for."""
+    """The commands of one workspace's deploy. Supervisors keep the commands running on the machine,
+    where a later deploy finds them. ``still_mine`` is called while a server is waited for, and may
+    raise."""
 
     def __init__(
         self,
@@ -75,16 +76,16 @@ class Serving:
         return f"{_LOGS}/{self._workspace}-{kind}.log"
 
     def stop(self) -> None:
-        """End what an earlier deploy of the workspace has started here."""
+        """End the commands that an earlier deploy of the workspace has started here."""
         for kind in KINDS:
             stop_command(self._session, self._id(kind))
 
     def check_port(self) -> None:
-        """DeployFailed where a program that ``stop`` does not end has the server's port."""
+        """DeployFailed where the server's port is used by a program that ``stop`` does not end."""
         port = self._place.stack.port
         if self._session.listens(port):
             held = self._session.run_script(_HOLDS, str(port), self._id("server"))
-            if held.exit == _NOT_HELD:  # else ``serve`` asks again
+            if held.exit == _NOT_HELD:  # otherwise ``serve`` asks again
                 raise self._taken()
 
     def run(self, kind: Kind, argv: list[str], folder: str) -> None:
@@ -123,12 +124,12 @@ class Serving:
                     self._look("server")
                     raise self._failed("server", str(error)) from error
         state = self._look("server")
-        if state.state != "running":  # then another program has answered
+        if state.state != "running":  # another program has answered
             raise self._failed("server", _words(state))
 
     def check_serving(self) -> None:
         """DeployFailed unless the server that this deploy started runs: another deploy of the
-        workspace may have ended it, and may work in its directories."""
+        workspace may have ended the server, and may work in its directories."""
         state = self._look("server")
         if state.state != "running" or state.attempt != self._attempts["server"]:
             raise self._failed("server", f"after its first answer, {_words(state)}")
@@ -166,7 +167,7 @@ class Serving:
             serves=kind == "server",
         )
         state = start_command(self._session, request)
-        if state.attempt != request.attempt:  # the agent starts none beside one that runs
+        if state.attempt != request.attempt:  # the agent starts no command beside one that runs
             raise DeployFailed(
                 f"another deploy of workspace {self._workspace} runs its {kind} command on the "
                 "machine: wait until it is done, and deploy again"
@@ -176,9 +177,10 @@ class Serving:
         self._lines[kind] = LastLines(self._place.stack.secrets)
 
     def _look(self, kind: Kind) -> JobState:
-        """How it stands; keeps the last lines of its log."""
+        """The state of the command; keeps the last lines of its log."""
         look = look_at_command(self._session, self._id(kind), self._offsets[kind], _LOOK_BYTES)
-        if look.bytes - look.offset > _LOOK_BYTES:  # it writes faster than it can be read
+        # the command writes faster than its log can be read
+        if look.bytes - look.offset > _LOOK_BYTES:
             begin = look.bytes - _LOOK_BYTES
             look = look_at_command(self._session, self._id(kind), begin, _LOOK_BYTES)
             self._lines[kind].skip()

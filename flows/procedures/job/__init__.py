@@ -1,1 +1,1 @@
-"""A job from machine to machine."""
+"""The procedures of a job: how it moves from machine to machine."""

@@ -1,4 +1,5 @@
-"""Attending: one attempt of a job on one machine, its log, its saves and its machine's loss."""
+"""One attempt of a job on one machine: its command's log, its saves, and the loss of its
+machine."""
 
 from __future__ import annotations
 
@@ -45,20 +46,21 @@ from torpor.shared.wire.job import JobState, Notice, OwnSave
 
 POLL_S: Final = 2.0
 WATCH_S: Final = 15.0
-"""Between two looks at what the provider says of the machine; one that is not running in two of
-them is lost. So a loss is seen within a minute."""
+"""Seconds between two looks at what the provider says of the machine. A machine that is not running
+in two looks is lost, so a loss is seen within a minute."""
 TAKEN_S: Final = 180.0
-"""A command that fails so soon after its machine got notice may have been ended with the machine:
-most notices are of 30 s or two minutes."""
+"""A command that fails within this many seconds after its machine got notice may have been ended
+with the machine: most notices leave 30 s or two minutes."""
 SURE_S: Final = 60.0
-"""A command of a job on several machines that fails may have lost another one. That shows within
-this time."""
+"""Seconds that a failed command of a job on several machines waits for the loss of another machine,
+which may have caused the failure and shows within this time."""
 RETRY_S: Final = 60.0
-"""After a save that failed."""
+"""Seconds between a failed save and the next one."""
 MOST_RETRY_S: Final = 1800.0
-"""The longest pause between two books for a machine that says that it has none."""
+"""Most seconds between two books for a machine that says again and again that it has none."""
 LATE_S: Final = 60.0
-"""A save of this run that is so late is made by the machine: nobody may drive the job."""
+"""When a save of this run is this many seconds late, the machine saves by itself: no run may be
+driving the job."""
 
 
 class Attending:
@@ -86,7 +88,8 @@ class Attending:
         self._not_frozen = ""
         self._own_save: OwnSave | None = None
         self._others = OtherNodes(opened, driven.job)
-        self._failed: float | None = None  # since when a command of several is seen to have failed
+        # since when the command of one of several machines is seen to have failed
+        self._failed: float | None = None
         self._left = threading.Event()
 
     def run(self) -> None:
@@ -100,7 +103,7 @@ class Attending:
                     self._driven.nap(POLL_S)
                 self._saves.settle()
             except BaseException:
-                self._session.close()  # a save would wait for the line
+                self._session.close()  # closed because a save would wait for the broken line
                 raise
             finally:
                 self._left.set()
@@ -140,14 +143,15 @@ class Attending:
             runner().log.info("the command of job %s %s. %s", job.id, how, state.afresh)
             self._driven.thawed("" if state.went_on else state.afresh or "nobody knows why")
         offset = job.log_offset
-        if begins:  # what an earlier machine wrote after its newest save is not in this log
+        if begins:  # this log lacks what an earlier machine wrote after its newest save
             offset = min(offset, state.log_from)
         self._driven.see(offset)
-        self._driven.change()  # at once: this attempt is not started again
+        self._driven.change()  # recorded at once, so that this attempt is not started again
 
     def _go_on(self, attempt: Attempt) -> None:
-        """Stay with a command that was started before. What its machine has forgotten, because
-        somebody removed torpor's folder there, is not started again within its attempt."""
+        """Stay with a command that was started before. If its machine has forgotten the command,
+        because somebody removed torpor's folder there, the command is not started again within its
+        attempt."""
         try:
             self._others.log_in()
             self._others.go_on()
@@ -160,7 +164,7 @@ class Attending:
         )
 
     def _look(self, threads: ThreadPoolExecutor) -> bool:
-        """One look at the command; whether this attempt is over."""
+        """Look at the command once; returns whether this attempt is over."""
         job = self._driven.job
         if job.attempt is None:
             return True
@@ -169,7 +173,7 @@ class Attending:
         try:
             failure = self._others.look()
         except AgentLost:
-            raise  # the line may be to blame: the next try logs in again, or finds the node gone
+            raise  # the line may be the cause: the next try logs in again, or finds the node gone
         except MachineError as error:
             self._lose_node(error)
             return True
@@ -179,12 +183,13 @@ class Attending:
             self._ended(1, failure)
             return True
         if state.state == "running" and job.stopped is not None:
-            self._driven.change(stopped=None)  # its provider was wrong, or reached it again
+            # its provider was wrong, or has reached the machine again
+            self._driven.change(stopped=None)
         if state.frozen is not None and state.state == "ended":
             return self._is_left_frozen(state.frozen)
         if state.state == "ended" and not self._may_be_taken(state):
             self._saves.settle()
-            self._stop_command()  # and what it left in the background
+            self._stop_command()  # ends what the command left in the background
             self._show_log()
             self._ended(state.status, state.error)
             return True
@@ -192,8 +197,8 @@ class Attending:
             why = FORGOTTEN if state.state == "none" else job.attempt.error
             runner().log.warning("job %s lost its supervisor. %s", job.id, why)
             self._saves.settle()
-            self._stop_command()  # it may run on
-            taken = job.stopped == self._machine.id  # and started again since
+            self._stop_command()  # the command may still run
+            taken = job.stopped == self._machine.id  # and was started again since
             end: AttemptEnd = "machine lost" if taken else "supervisor lost"
             self._driven.change_attempt(end=end, error=why, ended_unix=time.time())
             return True
@@ -209,8 +214,8 @@ class Attending:
         return False
 
     def _may_be_frozen(self, state: JobState) -> bool:
-        """Whether the machine may be about to freeze the command. A save by this run would lack
-        that."""
+        """Whether the machine may be about to freeze the command. A save by this run would then
+        lack the frozen command."""
         notice = state.notice
         if not self._starting.freezes or notice is None or notice.kind == "aws-rebalance":
             return False
@@ -218,13 +223,13 @@ class Attending:
         return undecided and time.monotonic() - self._noticed < TAKEN_S
 
     def _is_left_frozen(self, snapshot: SnapshotId) -> bool:
-        """Whether the attempt is over with a frozen command. That waits for its machine to be
-        taken, and goes on here where the market leaves it."""
+        """Whether the attempt is over with a frozen command. A frozen command waits until its
+        machine is taken, and goes on here if the market leaves the machine."""
         if self._driven.stop is not None:
-            self._stop_command()  # what it left in the background, too
+            self._stop_command()  # ends what the command left in the background, too
             self._driven.change_attempt(end="stopped", ended_unix=time.time())
             return True
-        taken = self._driven.job.stopped is not None  # and started again since
+        taken = self._driven.job.stopped is not None  # and was started again since
         if not taken and time.monotonic() - self._noticed < TAKEN_S:
             return False
         self._driven.change(frozen=snapshot)
@@ -237,7 +242,8 @@ class Attending:
         return True
 
     def _stop_command(self) -> None:
-        """A run that slept may have a successor, whose attempt this one must not end."""
+        """Stop the command, unless a successor drives the job: this run may have slept, and must
+        not end the successor's attempt."""
         self._driven.change()
         self._others.stop()
         stop_command(self._session, self._driven.job.id)
@@ -255,8 +261,8 @@ class Attending:
         )
 
     def _may_be_taken(self, state: JobState) -> bool:
-        """Whether the command, which has failed, may have been ended with its machine. That shows
-        within TAKEN_S: a preemption is no failure of the command."""
+        """Whether the failed command may have been ended together with its machine, which is no
+        failure of the command. The end of the machine shows within TAKEN_S."""
         notice = state.notice
         if state.status != 0 and not state.error and self._others and not self._stays_failed():
             return self._driven.stop is None
@@ -265,14 +271,16 @@ class Attending:
         return self._driven.stop is None and time.monotonic() - self._noticed < TAKEN_S
 
     def _stays_failed(self) -> bool:
-        """Whether a command of several has failed, and no machine was lost for long enough."""
+        """Whether the command of one of several machines has failed, and no machine was lost within
+        SURE_S."""
         now = time.monotonic()
         self._failed = self._failed or now
         return now - self._failed >= (TAKEN_S if self._others.noticed else SURE_S)
 
     def _lose_node(self, error: MachineError) -> None:
-        """End the attempt on all machines: one of the others is lost. That is no loss where the
-        command has succeeded here. AgentLost where this machine does not answer either."""
+        """End the attempt on all machines, because another machine of the job is lost. It is no
+        loss if the command has succeeded here. AgentLost where this machine does not answer
+        either."""
         job, attempt = self._driven.job, self._driven.job.attempt
         state = self._show_log()
         runner().log.warning("job %s lost a node: %s", job.id, error)
@@ -304,15 +312,15 @@ class Attending:
                 self._driven.saved_itself(state.saved.snapshot)
 
     def _watch_machines(self) -> None:
-        """Close the session once the provider says that the machine does not run any more: its
-        calls would wait for the line."""
+        """Close the session once the provider says that the machine does not run any more, because
+        its calls would wait for the line."""
         missing: dict[MachineId, int] = {}
 
         def is_gone(machine: Machine) -> bool:
             try:
                 found = self._opened.markets.of(machine.provider).find(machine.id)
             except TorporError:
-                return False  # unknown is not gone
+                return False  # an unknown machine is not gone
             there = isinstance(found, Machine) and found.state in ("running", "starting")
             missing[machine.id] = 0 if there else missing.get(machine.id, 0) + 1
             return missing[machine.id] >= 2
@@ -343,7 +351,8 @@ class JobSaves:
         self._session = session
         self._spot = spot
         self._count = 0
-        # from the last save, or the attempt's beginning: sessions may end sooner than an interval
+        # counted from the last save or the attempt's begin, because a session may be shorter than
+        # an interval
         began_unix = time.time() if job.attempt is None else job.attempt.began_unix
         since_save_s = max(0.0, time.time() - max(began_unix, job.newest_unix or 0.0))
         self._due = time.monotonic() + save_interval_s(job, spot, 0) - since_save_s
@@ -353,12 +362,12 @@ class JobSaves:
         self._again_s = RETRY_S
 
     def go_on(self, threads: ThreadPoolExecutor, *, hurry: bool, until_unix: float) -> None:
-        """Begin a save that is due; see what became of the last one. ``until_unix``: when the
-        machine's own saves end; it has lost its book where they have ended."""
+        """Begin a save that is due; record the result of the last one. ``until_unix``: when the
+        machine's own saves end; if they have ended, the machine has no book."""
         if self._running is not None and self._running.done():
             self.settle()
             return
-        if hurry and self._running is None:  # first: the machine lives for seconds
+        if hurry and self._running is None:  # first, because the machine lives for seconds only
             self._begin(threads)
         if self._is_lost(until_unix) or (
             self._running is None and time.monotonic() >= self._book_due
@@ -372,15 +381,16 @@ class JobSaves:
         self._count += 1
         interval_s = save_interval_s(self._driven.job, self._spot, self._count)
         self._due = time.monotonic() + interval_s
-        with followed_by(None):  # who follows the run reads what the command prints
+        with followed_by(None):  # the follower of the run reads the output of the command instead
             context = copy_context()
         self._running = threads.submit(context.run, self._save)
 
     def _is_lost(self, until_unix: float) -> bool:
-        """Whether the machine needs another book before its time. One that says so again and again
-        gets few: its disk may be full, so that it cannot say anything else."""
+        """Whether the machine needs another book before the planned time. A machine that says so
+        again and again gets few books: its disk may be full, so that it can say nothing else."""
         if until_unix > time.time():
-            if time.monotonic() >= self._offered + MOST_RETRY_S:  # it has kept that book for long
+            # the machine has kept that book for long
+            if time.monotonic() >= self._offered + MOST_RETRY_S:
                 self._again_s = RETRY_S
             return False
         if time.monotonic() < self._offered + self._again_s:
@@ -389,8 +399,8 @@ class JobSaves:
         return True
 
     def settle(self) -> None:
-        """Wait for the save that runs, and record it. A save that fails costs no work: the next one
-        comes soon."""
+        """Wait for the running save, and record it. A failed save costs no work, because the next
+        one comes soon."""
         running, self._running = self._running, None
         if running is None:
             return
@@ -403,19 +413,21 @@ class JobSaves:
             return
         self._driven.saved(verified.snapshot, read_unix)
         if self._stand_by(verified.snapshot, verified.manifest):
-            thin_saves(self._opened, self._driven, verified)  # the machine refers to none of them
+            # the machine refers to none of the deleted saves
+            thin_saves(self._opened, self._driven, verified)
         runner().log.info("save %d is snapshot %s", self._count, verified.snapshot)
 
     def _save(self) -> tuple[float, Verified]:
         try:
             return self._store(self._opened)
-        except HookFailed as error:  # what the disk holds is worth more than nothing
+        # the disk's content without the hook is worth more than no save
+        except HookFailed as error:
             runner().log.warning("save %d is made without its command: %s", self._count, error)
             spec = msgspec.structs.replace(self._opened.spec, quiesce=[])
             return self._store(replace(self._opened, spec=spec))
 
     def _store(self, opened: OpenWorkspace) -> tuple[float, Verified]:
-        """When it began to read, and the proof."""
+        """Store the workspace; returns when the save began to read, and the proof."""
         read_unix = time.time()
         report, verified = take_snapshot(opened, self._session, self._machine)
         for line in report.lost:
@@ -423,7 +435,8 @@ class JobSaves:
         return read_unix, verified
 
     def _stand_by(self, basis: SnapshotId | None, manifest: Manifest | None = None) -> bool:
-        """Hand the machine what it needs to save by itself; whether it has got that."""
+        """Hand the machine what it needs to save by itself; returns whether the machine has got
+        that."""
         job = self._driven.job
         every_s = save_interval_s(job, self._spot, self._count) + LATE_S
         self._offered = time.monotonic()

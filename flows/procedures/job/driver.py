@@ -1,4 +1,4 @@
-"""A driver: what a run that drives a job sees of it, and how it carries the moves out."""
+"""A driver: what the run that drives a job sees of the job, and how it carries out each move."""
 
 from __future__ import annotations
 
@@ -69,17 +69,18 @@ from torpor.shared.format.names import manifest_key
 from torpor.shared.values import Machine, MachineId, SnapshotId, WantChange
 
 TURN_S: Final = 10.0
-"""Between two looks at the job of the workspace that comes first."""
+"""Seconds between two looks at the job of the workspace whose turn comes first."""
 RETRY_S: Final = 5.0
 LONGEST_S: Final = 60.0
-"""Between two tries where a machine, a provider or the store does not answer: the first wait, and
-the longest. A machine is waited for as long as its provider shows it: it may hold work."""
+"""The longest wait in seconds between two tries where a machine, a provider or the store does not
+answer; RETRY_S is the first one. A machine is waited for as long as its provider shows it, because
+it may hold work."""
 UNPROVEN_S: Final = 120.0
-"""How long a machine may be missing in its provider's answers, without a proof of its end, before
-it counts as lost; and how long one that is not the job's may not answer before another is rented
-beside it."""
+"""Seconds that a machine may be missing in its provider's answers, without a proof of its end,
+before it counts as lost; and seconds that a machine which is not the job's may not answer before
+another one is rented beside it."""
 SURE_S: Final = 2 * DRIVEN_S + 5.0
-"""A run that drives a job writes its record within this time."""
+"""A run that drives a job writes the job's record within this many seconds."""
 
 
 @contextmanager
@@ -87,8 +88,8 @@ def driving(
     opened: OpenWorkspace, record: Job, continue_job: Callable[[Job], str], driven_for: str = ""
 ) -> Iterator[Driver]:
     """Drive a job in this run. When the run is over, any run may continue the job. WorkspaceBusy if
-    another run drives it. ``continue_job`` starts a run that does, and returns its name.
-    ``driven_for``: the job of this run, where it is another one that waits for this."""
+    another run drives it. ``continue_job`` starts a run that continues the job, and returns that
+    run's name. ``driven_for``: the job of this run, where it is another one that waits for this."""
     state = state_of(record.driver) if record.driver else "unknown"
     try:
         record = _silent(opened, record)
@@ -110,7 +111,7 @@ def driving(
         limits.look(driven.job)
 
     with Driven(opened.jobs, taken, _warn, look_at_own_run) as driven:
-        _heed_approval(opened, driven)  # before anything is refused for its cost
+        _heed_approval(opened, driven)  # before the job is refused because of its cost
         driver = Driver(opened, driven)
         try:
             yield driver
@@ -126,8 +127,8 @@ def driving(
 
 
 def _heed_approval(opened: OpenWorkspace, driven: Driven) -> None:
-    """Write in the job's record what a person lets it use by now. Where that cannot be read, the
-    limits that it has hold."""
+    """Write into the job's record what a person has approved since. If the approval cannot be read,
+    the recorded limits hold."""
     try:
         approval = opened.jobs.approved(driven.job.id)
     except TorporError as error:
@@ -140,8 +141,8 @@ def _heed_approval(opened: OpenWorkspace, driven: Driven) -> None:
 
 
 def _silent(opened: OpenWorkspace, record: Job) -> Job:
-    """The record of a job that no other run drives: whoever drives it writes it again while this
-    run waits."""
+    """The record of a job that no other run drives. A run that drives it would write the record
+    again while this function waits."""
     if not record.process or record.driver == runner().run:
         return record
     time.sleep(SURE_S)
@@ -160,8 +161,8 @@ def _warn(message: str) -> None:
 
 
 class Driver:
-    """The moves of one job. All that it knows stands in the record, so that another run can go on
-    at any point."""
+    """The moves of one job. All that a driver knows is in the job's record, so that another run can
+    go on at any point."""
 
     def __init__(self, opened: OpenWorkspace, driven: Driven) -> None:
         self.opened = opened
@@ -172,8 +173,8 @@ class Driver:
         self._kept = ""  # why the machine was kept after the end of the job
         self._stopped = Stopped(opened, driven, self._say_waiting)
         self._left: tuple[set[str], float] = (set(), 0.0)
-        self._beside: set[MachineId] = set()  # that lack the newest save of the job
-        self._silent: dict[MachineId, float] = {}  # since when what they hold is not known
+        self._beside: set[MachineId] = set()  # machines that lack the newest save of the job
+        self._silent: dict[MachineId, float] = {}  # by machine: since when its snapshot is unknown
         self._looked_at: list[SnapshotId] | None = None  # the snapshots of the last choice
 
     @property
@@ -182,12 +183,12 @@ class Driver:
 
     @property
     def stop(self) -> Stop | None:
-        """The last request to stop it, as far as it is known here."""
+        """The last request to stop the job, as far as this run knows."""
         return self._driven.stop
 
     def leave(self, continue_job: Callable[[Job], str]) -> None:
         """Let any run continue the job. If this run was cancelled, its own job is stopped: at once
-        where nothing has begun, else by a run that has the time for it."""
+        where nothing has begun, and otherwise by another run, which has the time for it."""
         stop, by = None, ""
         try:
             self._driven.leave(self.job.why, failed=False)
@@ -221,7 +222,7 @@ class Driver:
             self._driven.nap(min(LONGEST_S, RETRY_S * self._troubles))
 
     def look(self) -> Situation:
-        """What the next move depends on; no more is asked than that."""
+        """Ask what the next move depends on, and no more than that."""
         stop = self._driven.look_for_stop()
         if stop is not None and self._is_untouched():
             return Situation(untouched=True)
@@ -237,21 +238,23 @@ class Driver:
         if found is None and self._may_show_again():
             return Situation(hidden=True)
         if self.job.newest and not (found or self._missing_since or self.job.attempts):
-            self._driven.change(newest=None)  # others may have saved since: wake that
+            self._driven.change(newest=None)  # others may have saved since: wake the newest state
         self._record_loss()
         asked = stop is not None or self.job.nodes > 1
         return Situation(left=asked and bool(self._left_rentals()))
 
     def _first(self) -> Job:
-        """Jobs of one workspace run one after the other."""
+        """The job of the workspace whose turn comes first: jobs of one workspace run one after the
+        other."""
         return next(iter(self.opened.jobs.open()), self.job)
 
     def look_again_later(self) -> None:
         self._driven.nap(RETRY_S)
 
     def wait_for_turn(self) -> Job | None:
-        """Wait for the job that comes first. Returns it if nobody drives it: this run takes it,
-        since it would otherwise wait for a run that finds no free slot."""
+        """Wait for the job that comes first. Returns that job if nobody drives it, for this run to
+        drive. Otherwise this run would hold a slot while it waits for a run that finds no free
+        slot."""
         first = self._first()
         if first.id == self.job.id:
             return None
@@ -268,23 +271,24 @@ class Driver:
 
     @contextmanager
     def driving_for(self, first: Job) -> Iterator[None]:
-        """Let this run drive another job. A request to stop this one still ends it."""
+        """Within this context, this run drives another job. A request to stop this job still ends
+        it."""
         try:
             with self._driven.while_others_run(self._stop_untouched):
                 yield
-        except TorporError as error:  # it is tried again, by this run or another one
+        except TorporError as error:  # the other job is tried again, by this run or another one
             if not self.job.ended:
                 self._say_waiting(f"job {first.id} comes first and was not ended: {error}")
                 self._driven.nap(LONGEST_S)
 
     def _stop_untouched(self, stop: Stop) -> None:
-        """End this job while its run drives another one, which that goes on to do."""
+        """End this job while its run drives another one, which the run continues to do."""
         if self._is_untouched():
             self._driven.end(stop.state, stop.why)
 
     def _is_untouched(self) -> bool:
-        """Whether nothing of the job has begun anywhere. A wake that was killed may have rented a
-        machine, or handed it over, that the job's record does not name."""
+        """Whether nothing of the job has begun anywhere. False where a killed wake may have rented
+        or handed over a machine that the job's record does not name."""
         if self.job.attempts or self.job.rented is not None:
             return False
         others = nodes_of(self.opened).rentals.open() if self.job.nodes > 1 else []
@@ -300,20 +304,20 @@ class Driver:
         return attempts[-1].machine
 
     def _is_ours(self, machine: Machine, rental: Rental) -> bool:
-        """Whether the job works there, or it was rented for the job."""
+        """Whether the job works on the machine, or the machine was rented for the job."""
         last = [one.machine for one in self.job.attempts[-1:]]
         return machine.id in (*last, self.job.rented) or rental.job == self.job.id
 
     def _may_go_on_at(self, machine: Machine, rental: Rental) -> bool:
-        """Whether the command may go on there. A machine that is not the job's, such as a replica,
-        may hold an older state of the workspace than the one that the job goes on from."""
+        """Whether the command may go on on this machine. A machine that is not the job's, such as a
+        replica, may hold an older state of the workspace than the one that the job goes on from."""
         job = self.job
         if not job.attempts or self._is_ours(machine, rental):
             return True
         if machine.id in self._beside:
             return False
         if machine.state != "running":
-            return True  # its disk is not known: it is waited for
+            return True  # the machine's state is unknown: wait for it
         newest = job.newest
         if not job.saves:
             found = newest_save(self.opened, job).snapshot
@@ -325,7 +329,7 @@ class Driver:
         except MachineError as error:
             since_s = self._silent.setdefault(machine.id, time.monotonic())
             if error.retryable and time.monotonic() - since_s < UNPROVEN_S:
-                raise  # who has just woken it waits for its SSH server, too
+                raise  # whoever has just woken the machine waits for its SSH server, too
             runner().log.warning("what machine %s holds is not known: %s", machine.id, error)
         self._beside.add(machine.id)
         runner().log.warning(
@@ -338,8 +342,8 @@ class Driver:
         return False
 
     def _holds(self, session: Session, newest: SnapshotId) -> bool:
-        """Whether a machine holds what the job goes on from. Before the first save of the job, what
-        descends from that is the work of others."""
+        """Whether a machine holds the snapshot that the job goes on from. Before the first save of
+        the job, descendants of that snapshot do not count: they are the work of others."""
         if not self.job.saves:
             return line_held(self.opened, session) == newest
         return goes_on_from(self.opened, session, newest)
@@ -352,7 +356,7 @@ class Driver:
         return {one.label.rental for one in mine if one.unfinished}
 
     def clear(self) -> None:
-        """End what killed wakes of the job have left, where that answers in time."""
+        """End the machines that killed wakes of the job have left, if they answer in time."""
         self.end_others()
         opened, stop = replace(self.opened, job=self.job.id), self._driven.stop
         left = self._left_rentals()
@@ -362,7 +366,7 @@ class Driver:
         faults = (MachineError, CreateFailed, *([] if stop is None else [SnapshotError]))
         try:
             whole, why = end_leftovers(opened, self.job.newest), "its provider does not show it"
-        except (HandedOver, WorkspaceBusy) as error:  # the next look shows whose it is
+        except (HandedOver, WorkspaceBusy) as error:  # the next look shows who has the machine
             raise WorkspaceAwake(str(error)) from error
         except faults as error:
             if stop is None:
@@ -370,7 +374,7 @@ class Driver:
                 return
             whole, why = None, str(error)
         if whole is not None:
-            self._driven.change(rented=whole)  # and it is hibernated like any other
+            self._driven.change(rented=whole)  # it is hibernated like any other
         elif stop is None or time.monotonic() - self._left[1] < UNPROVEN_S:
             self._driven.nap(RETRY_S)
         else:
@@ -382,9 +386,9 @@ class Driver:
             )
 
     def _may_show_again(self) -> bool:
-        """Whether its machine may only be missing in an answer: no provider has proven its end, and
-        UNPROVEN_S are not over, or the provider has not settled since it made the machine.
-        After the end of the command, too: the machine holds what no save has."""
+        """Whether the job's machine may only be missing in an answer: no provider has proven its
+        end, and UNPROVEN_S are not over or the provider has not settled. Also after the end of the
+        command, because the machine holds what no save has."""
         job = self.job
         last = job.attempts[-1].rental if job.attempts else None
         ours = [
@@ -413,7 +417,7 @@ class Driver:
 
     def _record_loss(self) -> None:
         """Record that the machine of the open attempt has gone, and what was lost with it; or that
-        somebody else has stored the end of the command."""
+        another run has stored the end of the command."""
         newer = self._find_newest_save()
         attempt = self.job.attempt
         last = self.job.attempts[-1] if self.job.attempts else None
@@ -429,7 +433,7 @@ class Driver:
         saved_unix = max(attempt.began_unix, self.job.newest_unix or 0.0)
         lost_s, error = max(0.0, attempt.seen_unix - saved_unix), attempt.error
         if self.job.frozen is not None and saved_unix > attempt.began_unix:
-            lost_s, error = 0.0, "its command was frozen in time"  # and was not at work since then
+            lost_s, error = 0.0, "its command was frozen in time"  # and did no work since then
         self._driven.change_attempt(
             end="machine lost", ended_unix=time.time(), lost_s=lost_s, error=error
         )
@@ -441,8 +445,8 @@ class Driver:
         )
 
     def _find_newest_save(self) -> bool:
-        """Record what the job goes on from, and what other machines stored that it leaves aside;
-        whether it is another snapshot than its record said."""
+        """Record the snapshot that the job goes on from, and the snapshots of other machines that
+        it leaves aside. Returns whether the record named another one before."""
         job, there = self.job, snapshot_ids(self.opened.store, self.opened.spec.name)
         if job.attempt is None and there == self._looked_at:
             return False
@@ -476,7 +480,7 @@ class Driver:
         return True
 
     def _frozen(self) -> SnapshotId | None:
-        """The newest save, where it holds the frozen command."""
+        """The newest save, if it holds the frozen command; None otherwise."""
         job = self.job
         if job.newest is None or job.nodes > 1 or not self.opened.spec.freezes_jobs:
             return None
@@ -489,8 +493,8 @@ class Driver:
             return None
 
     def renting(self) -> OpenWorkspace | None:
-        """The workspace, as a machine is rented for the job, once none of an earlier attempt is
-        left; None if it is to be looked again first."""
+        """The workspace, as a machine is rented for the job, once no machine of an earlier attempt
+        is left; None if the driver must look again first."""
         if not self.job.attempts:  # jobs that began at the same time have their records by now
             with doing("looking for other jobs of the workspace"):
                 self._driven.nap(RETRY_S)
@@ -499,7 +503,8 @@ class Driver:
         self.end_others()
         job = self.job
         opened = self.opened.wanting(WantChange(gpu=job.gpu, image=job.image, spot=spot_for(job)))
-        spec = msgspec.structs.replace(opened.spec, programs=[])  # nothing else runs there
+        # no program of the workspace is started there
+        spec = msgspec.structs.replace(opened.spec, programs=[])
         thaws = self.job.frozen is not None
         beside = frozenset(self._beside)
         return replace(
@@ -514,21 +519,21 @@ class Driver:
 
     @contextmanager
     def beside_others(self, opened: OpenWorkspace) -> Iterator[tuple[OpenWorkspace, str]]:
-        """The workspace that is to be woken, and the snapshot, once all other machines of the job
-        stand ready. They are ended after an error."""
+        """Within this context, all other machines of the job stand ready; yields the workspace to
+        wake and the snapshot. After an error the machines are ended."""
         if self.job.nodes == 1:
             yield opened, self.job.newest or ""
             return
         try:
             yield bring_nodes(opened, self.job, lambda others: self._driven.change(others=others))
         except BaseException:
-            with suppress(EndUnproven):  # the next try, and the end of the job, end them
+            with suppress(EndUnproven):  # the next try and the end of the job end them
                 self.end_others()
             raise
 
     def end_others(self) -> None:
-        """End all machines of the job but its workspace's own. They hold no work. One whose end its
-        market has accepted and not proven holds nothing up."""
+        """End all machines of the job but its workspace's own. They hold no work. A machine whose
+        end its market has accepted, but not proven, delays nothing."""
         if self.job.nodes == 1:
             return
         self._driven.change(others=[])  # HandedOver before a successor's machines are ended
@@ -547,7 +552,7 @@ class Driver:
         """Wait after a wake that failed, or end the job."""
         if isinstance(error, WorkspaceAwake | WorkspaceBusy | HandedOver):
             self._say_waiting(f"another run wakes this workspace or has woken it: {error}")
-            raise WorkspaceAwake(str(error)) from error  # its machine is found in the next look
+            raise WorkspaceAwake(str(error)) from error  # the next look finds its machine
         if isinstance(error, NoOffer | CreateFailed | EndUnproven):  # each look tries to end it
             self._refusals += 1
             seconds = wait_s(self._refusals)
@@ -559,9 +564,9 @@ class Driver:
             self._wait_after_failed_wake(error)
 
     def _wait_after_failed_wake(self, error: TorporError) -> None:
-        """Nothing runs, and what it had saved is stored: try again for a while, at growing
-        intervals, because each try may rent a machine. A store that is away or full ends this run,
-        and not the job: a later run continues it."""
+        """Wait before another wake. Nothing runs, and what was saved is stored. Waits grow, because
+        each try may rent a machine. A store that is away or full ends this run and not the job: a
+        later run continues the job."""
         early = isinstance(error, StoreError | ProviderError) and error.retryable
         early = early or isinstance(error, StoreUnavailable)
         if early or isinstance(error, UnexpectedAnswer | LacksWork):
@@ -583,17 +588,19 @@ class Driver:
     # -- on a machine
 
     def revive(self, on: JobMachine) -> None:
-        """Start the machine again, wait for it, or end it: its provider does not run it."""
+        """Start the machine again, wait for it, or end it. Called when its provider does not run
+        it."""
         if self.job.nodes > 1 and self.job.attempt is not None:
             self._driven.change_attempt(end="machine lost", ended_unix=time.time())
         self.end_others()
         self._stopped.see(on.machine, on.rental, ours=on.ours)
 
     def attend(self, on: JobMachine) -> None:
-        """Run the command there until it ends, or the machine is lost."""
+        """Run the command on the machine until it ends or the machine is lost."""
         if self.job.attempt is not None and self.job.attempt.machine != on.machine.id:
             self._record_loss()
-        if self.job.frozen is not None and not on.ours:  # who woke it may have changed files
+        # whoever woke the machine may have changed files
+        if self.job.frozen is not None and not on.ours:
             self._driven.change(frozen=None)
         with open_session(self.opened, on.machine) as session:
             if self.job.newest is None or not on.ours:
@@ -603,8 +610,9 @@ class Driver:
             Attending(self.opened, self._driven, on.machine, on.rental, session).run()
 
     def _record_basis(self, session: Session) -> None:
-        """Record what the command begins from on a machine that was not rented for the job: else a
-        loss before the first save could take another machine's work for the job's."""
+        """Record the snapshot from which the command begins on a machine that was not rented for
+        the job. Without the record, a loss before the first save could take another machine's work
+        for the job's."""
         if self.job.saves:
             return
         held = line_held(self.opened, session)
@@ -612,17 +620,19 @@ class Driver:
             return
         of = self.opened.spec.name
         if held is not None and self.opened.store.head(manifest_key(of, held)) is None:
-            held = None  # it was deleted, or its manifest was never stored
+            held = None  # the snapshot was deleted, or its manifest was never stored
         self._driven.change(newest=held)
 
     def _is_frozen_there(self, session: Session) -> bool:
-        """A save would lack what is frozen, and remove it."""
+        """Whether the machine holds the frozen command. A save would lack it and remove its
+        images."""
         if self.job.attempt is None or not self.opened.spec.freezes_jobs:
             return False
         return look_at_command(session, self.job.id, 0, 0).state.frozen is not None
 
     def begin_to_hibernate(self, on: JobMachine) -> None:
-        """Record it, and that the machine of an attempt which has not ended is lost."""
+        """Record that the hibernation begins, and that the machine of an attempt which has not
+        ended is lost."""
         if self.job.attempt is not None:
             self._record_loss()
         self.end_others()
@@ -644,9 +654,9 @@ class Driver:
         return True
 
     def renewed_despite(self, error: TorporError) -> bool:
-        """Whether the next attempt may begin although the machine was not destroyed: it is being
-        ended. Raises the error if it is to be tried again. Ends the job where the machine is kept,
-        because it holds what no snapshot has."""
+        """Whether the next attempt may begin although the machine was not destroyed, because its
+        end is on the way. Raises the error if it is to be tried again. Ends the job where the
+        machine is kept, because it holds what no snapshot has."""
         if isinstance(error, MachineInUse) and keeps_machine(self._driven):
             return False
         if isinstance(error, UnsavedWork):
@@ -657,7 +667,7 @@ class Driver:
         return True
 
     def keep(self, machine: Machine) -> None:
-        """End the job and leave the machine to its user, whether it answers or not."""
+        """End the job and leave the machine to its user, whether or not the machine answers."""
         attempt, stop = self.job.attempt, self._driven.stop
         why = "it was stopped" if stop is None else stop.why
         if attempt is not None:
@@ -672,10 +682,10 @@ class Driver:
         self._driven.end("cancelled" if stop is None else stop.state, why)
 
     def end(self, end: EndJob | None = None) -> None:
-        """End the job, by default as its last attempt says."""
+        """End the job, by default with the outcome of its last attempt."""
         end = end or end_of(self.job, self._driven.stop)
         self.end_others()
-        if self.job.final is not None and not self._kept:  # else older saves may hold more
+        if self.job.final is not None and not self._kept:  # otherwise older saves may hold more
             verified = self.end_of_job.verified
             own = verified is not None and verified.snapshot == self.job.final
             thin_saves(self.opened, self._driven, verified if own else None)

@@ -14,16 +14,16 @@ from torpor.shared.values import MIB
 from torpor.shared.wire.job import JobLook
 
 MOST_LOG_BYTES: Final = 64 * 1024
-"""Of the log, in one look."""
+"""Bytes of the log that one look shows at most."""
 MOST_FOLLOWED_BYTES: Final = 16 * MIB
-"""The same, where somebody follows the run. A command that prints faster than that is shown with
-gaps."""
+"""Bytes of the log that one look shows at most where somebody follows the run. The output of a
+command that prints faster is shown with gaps."""
 _PIECE_BYTES: Final = 1 * MIB
 
 
 class ShownLog:
-    """The log of one machine's command, as far as it was shown. ``text``: for whoever follows the
-    run; None for another machine than the first. ``node`` comes before each of its lines."""
+    """The log of one machine's command, as far as it was shown. ``text``: receives the log for the
+    follower of the run; None for any machine but the first. ``node``: the prefix of each line."""
 
     def __init__(self, lines: LogLines, text: Text | None, node: str = "") -> None:
         self._lines = lines
@@ -31,8 +31,8 @@ class ShownLog:
         self._node = node
 
     def show(self, session: Agent, job: str, offset: int) -> JobLook:
-        """Show the next piece of the log from ``offset``: its end, where the log grows faster than
-        it can be shown."""
+        """Show the next piece of the log from ``offset``. If the log grows faster than it can be
+        shown, only its end is shown."""
         followed = following() is not None and self._text is not None
         most_bytes = MOST_FOLLOWED_BYTES if followed else MOST_LOG_BYTES
         piece_bytes = _PIECE_BYTES if followed else MOST_LOG_BYTES

@@ -42,10 +42,10 @@ from torpor.shared.values import Machine, SnapshotId
 from torpor.shared.wire.job import StartJob
 
 UNPROVEN_S: Final = 120.0
-"""How long a node may be missing in its market's answers, without a proof of its end."""
+"""Seconds that a node may be missing in its market's answers, without a proof of its end."""
 POLL_S: Final = 5.0
 LOG_IN_S: Final = 120.0
-"""How long a node may take to answer. Its agent was installed by the restore."""
+"""Seconds that a node has to answer a login. The restore has installed its agent."""
 TOGETHER: Final = 8
 """Nodes that are asked at the same time."""
 
@@ -54,7 +54,7 @@ Q = TypeVar("Q")
 
 
 class SupervisorLost(MachineError):
-    """The supervisor of a node has ended, and the machine answers."""
+    """The supervisor of a node's command has ended, while the machine answers."""
 
 
 # -- the machines
@@ -72,8 +72,8 @@ def bring_nodes(
 ) -> tuple[OpenWorkspace, SnapshotId]:
     """Rent all other machines of the job in one region of one market, and restore the snapshot on
     each. All of them, or none: after a failure the next region is tried, and the last failure is
-    raised. Those that ``record`` cannot record are ended, too. Returns the workspace, as its own
-    machine is to be rented beside them, and the snapshot."""
+    raised. Machines that ``record`` cannot record are ended, too. Returns the workspace, for
+    renting its own machine beside the others, and the snapshot."""
     wanted, opened = pick_snapshot_to_wake(opened, job.newest or "")
     opened = for_nodes(opened, job.nodes)
     failure: TorporError | None = None
@@ -140,7 +140,7 @@ class OtherNodes:
         self._job = job
         self._others: list[_Other] = []
         self._left = ExitStack()
-        self.noticed = False  # whether a market has said that it takes one of them
+        self.noticed = False  # whether a market has announced that it takes one of them
 
     def __enter__(self) -> OtherNodes:
         return self
@@ -152,7 +152,7 @@ class OtherNodes:
         return bool(self._job.others)
 
     def log_in(self) -> None:
-        """Connect to each."""
+        """Connect to each node."""
         if not self:
             return
         log, secrets = log_path(self._opened.spec, self._job.id), secrets_to_hide(self._job)
@@ -167,7 +167,7 @@ class OtherNodes:
         self._others = self._each(log_in, [*enumerate(self._job.others, 1)])
 
     def _find(self, rank: int, node: Node) -> Machine:
-        """Its market may not show it for a while."""
+        """The machine of a node. Its market may not show it for a while."""
         give_up = time.monotonic() + UNPROVEN_S
         market = self._opened.markets.of(node.provider)
         while True:
@@ -183,14 +183,14 @@ class OtherNodes:
             time.sleep(POLL_S)
 
     def addresses(self, session: Session) -> list[str]:
-        """By which the nodes reach each other, by their ranks; ``session``: rank 0's. Empty for a
-        job on one machine."""
+        """The addresses by which the nodes reach each other, by rank; ``session``: that of rank 0.
+        Empty for a job on one machine."""
         if not self:
             return []
         return [address_of(session), *self._each(lambda one: address_of(one.session), self._others)]
 
     def start(self, request: StartJob) -> None:
-        """Start the command on each, unless this attempt was started before."""
+        """Start the command on each node, unless this attempt was started before."""
 
         def start(one: _Other) -> None:
             asked = msgspec.structs.replace(request, rank=one.rank)
@@ -199,7 +199,8 @@ class OtherNodes:
         self._each(start, self._others)
 
     def go_on(self) -> None:
-        """Show their logs from where this attempt began, which was started before."""
+        """Show the logs of all nodes from the begin of this attempt, whose commands were started
+        before."""
 
         def look(one: _Other) -> None:
             one.offset = look_at_command(one.session, self._job.id, 0, 0).state.log_from
@@ -207,12 +208,13 @@ class OtherNodes:
         self._each(look, self._others)
 
     def look(self) -> str:
-        """Show what is new in their logs. Returns how one has failed; empty where none has."""
+        """Show what is new in the nodes' logs. Returns how a command has failed; empty where none
+        has."""
         failures = self._each(self._look_at, self._others)
         return next((failure for failure in failures if failure), "")
 
     def stop(self) -> None:
-        """End their commands. One that cannot be reached ends with its machine."""
+        """End the commands of all nodes. A node that cannot be reached ends with its machine."""
 
         def stop(one: _Other) -> None:
             try:
@@ -223,7 +225,8 @@ class OtherNodes:
         self._each(stop, self._others)
 
     def close_if(self, gone: Callable[[Machine], bool]) -> None:
-        """Close the sessions of machines that are gone: their calls would wait for the line."""
+        """Close the sessions of machines that are gone, because their calls would wait for the
+        line."""
         for one in self._others:
             if gone(one.machine):
                 one.session.close()
@@ -249,6 +252,6 @@ class OtherNodes:
                 return [future.result() for future in futures]
             except Exception:
                 raise
-            except BaseException:  # somebody ends this process: no call may hold that up
+            except BaseException:  # somebody ends this process: no call may delay that
                 self.close_if(lambda machine: True)
                 raise

@@ -22,19 +22,19 @@ from torpor.control.watch_report import WatchedJob
 from torpor.shared.values import WorkspaceName
 
 STUCK_S: Final = 600.0
-"""A worker starts a run that it has taken within seconds, and a run writes its job's record within
-a minute. After this time, their process is gone."""
+"""Seconds after which the process of a run that shows no progress is gone: a worker starts a run
+that it has taken within seconds, and a run writes its job's record within a minute."""
 _RECENT_S: Final = 3600.0
-"""A run that crashed longer ago does not start again: its user has seen it, and may have submitted
-the job anew."""
+"""A run that crashed more than this many seconds ago is not started again: its user has seen the
+crash, and may have submitted the job once more."""
 
 
 @dataclass(frozen=True)
 class JobSeen:
     """An open job. ``queued``: the run that waits to continue it. ``driver``: how Prefect sees the
     run that drives it, or drove it last. ``after``: the job of its workspace whose turn comes
-    before its own. ``stopping``: it is to be stopped, which is read where its turn has not come.
-    ``trouble``: the error of Prefect or of the store, which leaves these unknown."""
+    before its own. ``stopping``: a request asks to stop it; read only for jobs whose turn has not
+    come. ``trouble``: the error of Prefect or of the store, which leaves these unknown."""
 
     opened: OpenWorkspace
     job: Job
@@ -46,18 +46,18 @@ class JobSeen:
 
     @property
     def left(self) -> bool:
-        """Whether nobody drives it or will, its turn has come, and it is due."""
+        """Whether no run drives the job or will, its turn has come, and its wait is over."""
         return self._is_due and (not self.after or self.stopping)
 
     @property
     def due_unix(self) -> float:
-        """When it may be continued: the more runs in a row have failed, the later."""
+        """When the job may be continued: the more runs have failed in a row, the later."""
         failures = self.job.failures
         return self.job.driven_unix + wait_s(failures) if failures else 0.0
 
     @property
     def holds_slot(self) -> bool:
-        """Whether the run that has gone still counts as one of its pool."""
+        """Whether the run that has gone still counts against the limit of its pool."""
         return not self.job.driven and self.driver in ("running", "cancelled")
 
     @property
@@ -67,8 +67,9 @@ class JobSeen:
         return free and time.time() >= self.due_unix
 
     def with_stop(self) -> JobSeen:
-        """The same, with what the store says of a stop: a job whose turn has not come is continued
-        to be stopped. One request that cannot be read is the trouble of this job alone."""
+        """The job with what the store says of a request to stop it: a job whose turn has not come
+        is continued only to be stopped. A request that cannot be read is the trouble of this job
+        alone."""
         if not self.after or not self._is_due:
             return self
         try:
@@ -77,7 +78,8 @@ class JobSeen:
             return replace(self, trouble=error)
 
     def watched(self, next_step: str = "") -> WatchedJob:
-        """As a row. Without ``next_step``, what is so without any action."""
+        """The job as a row of watch's table. Without ``next_step``, what is true if nothing is
+        done."""
         attempt = self.job.attempt
         return WatchedJob(
             self.job.id,
@@ -113,8 +115,8 @@ class JobSeen:
 def see_jobs(
     opened: Mapping[WorkspaceName, OpenWorkspace],
 ) -> tuple[list[JobSeen], dict[WorkspaceName, str]]:
-    """The open jobs of these workspaces, and the errors of those that could not be read. Where one
-    record cannot be believed, no job of its workspace is continued: it may be that one's turn."""
+    """The open jobs of these workspaces, and the errors of those that could not be read. If one
+    record cannot be trusted, no job of its workspace is continued: it may be that job's turn."""
     found: list[JobSeen] = []
     troubles: dict[WorkspaceName, str] = {}
     looks = [(one, read_jobs.submit(one, 0)) for one in opened.values()]
@@ -137,7 +139,7 @@ def _with_runs(found: list[JobSeen]) -> list[JobSeen]:
     if not found:
         return []
     try:
-        # One that has begun waits for a silent driver before the record says that it drives.
+        # A run that has begun waits for a silent driver before the record names it as the driver.
         queued = {one.job: one for one in queued_jobs(CONTINUING, LOST_S)}
         found = [
             replace(
@@ -157,7 +159,7 @@ def act_on(seen: JobSeen) -> WatchedJob:
     if seen.trouble is not None:
         raise seen.trouble
     stop_if_cancelled(seen.opened, seen.job, seen.driver)
-    # first: whoever is next in the pool takes the slot that the lost run gives up
+    # first, so that the next run in the pool gets the slot that the lost run gives up
     next_step = f"{continue_job(seen.job) or 'it'} continued it" if seen.left else ""
     if seen.holds_slot:
         why = f"it is silent since it last drove job {seen.job.id}: another run continues the job"
@@ -166,9 +168,10 @@ def act_on(seen: JobSeen) -> WatchedJob:
 
 
 def free_slots(blocks: Mapping[str, OpenWorkspace]) -> None:
-    """Look for runs of jobs that came to nothing: one that its worker took and never started waits
-    in its queue again, and so does one that crashed before its job was on record, or that of its
-    retry. One that runs for long and has recorded nothing has crashed, and holds no slot."""
+    """Look for runs of jobs that came to nothing: a run that its worker took and never started is
+    put back into its queue, and so is one that crashed before it recorded its job, or the job of
+    its retry. A run that has gone on for long without recording anything has crashed, and gives its
+    slot back."""
     now_unix = time.time()
     for run in runner().job_runs("crashed", ended_unix=now_unix - _RECENT_S):
         ended_unix = _last_ended_unix(run, blocks)
@@ -190,8 +193,9 @@ def free_slots(blocks: Mapping[str, OpenWorkspace]) -> None:
 
 
 def _last_ended_unix(run: JobRun, blocks: Mapping[str, OpenWorkspace]) -> float | None:
-    """When the last job that the run has recorded ended, so that another start of it begins another
-    one; 0 where it has recorded none. None where it begins none, and where that is not known."""
+    """When the last job that the run has recorded ended, so that the run begins another job if it
+    is started again; 0 where it has recorded none. None where it would begin none, or where that is
+    unknown."""
     opened = blocks.get(str(run.parameters.get("workspace")))
     try:
         record = None if opened is None else record_of(opened, run)

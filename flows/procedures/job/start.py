@@ -1,4 +1,4 @@
-"""Start: how a job's command is started on one machine."""
+"""Starts a job's command on one machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torpor.shared.values import PROGRAMS, Machine
 from torpor.shared.wire.job import JobState, StartJob
 
 NOT_STARTED: Final = 126
-"""What a shell gives as the status of a command that it cannot start."""
+"""The exit status that a shell gives for a command that it cannot start."""
 
 
 class Starting:
@@ -47,8 +47,8 @@ class Starting:
         self.freezes = opened.spec.freezes_jobs and driven.job.nodes == 1
 
     def begin(self) -> Attempt | None:
-        """A new attempt, on record. None where another job of the workspace comes first, or this
-        one is to stop."""
+        """Record a new attempt. None where another job of the workspace comes first, or this one
+        should stop."""
         price = self._machine.price_usd_h or self._rental.price_usd_h
         agent = self._session.hello.machine
         attempt = self._driven.begin_attempt(self._machine, self._rental.spot, price, agent)
@@ -60,8 +60,8 @@ class Starting:
         return attempt
 
     def request(self, attempt: Attempt, nodes: Sequence[str] = (), *, forgets: bool) -> StartJob:
-        """What starts the attempt. ``forgets``: it removes the logs of earlier jobs first.
-        InvalidInput for a command that can never be started."""
+        """The request that starts the attempt. ``forgets``: the machine first removes the logs of
+        earlier jobs. InvalidInput for a command that can never be started."""
         job, spec = self._driven.job, self._opened.spec
         notices = self._opened.markets.of(self._machine.provider).abilities.notices
         return StartJob(
@@ -86,21 +86,22 @@ class Starting:
         return start_command(self._session, request)
 
     def failed(self, error: InvalidInput) -> None:
-        """The user's mistake: this command can never be started."""
+        """Record a failure that is the user's mistake: this command can never be started."""
         self._driven.change_attempt(
             end="command ended", status=NOT_STARTED, error=str(error), ended_unix=time.time()
         )
 
     def _criu(self, attempt: Attempt, *, may_freeze: bool) -> str:
         """CRIU's folder on a machine that has proven that it can freeze the command, or let it go
-        on; asked once an attempt. Empty for none."""
+        on; asked once an attempt. Empty if it cannot."""
         job = self._driven.job
         if not self.freezes or not (may_freeze or job.frozen):
             return ""
         if look_at_command(self._session, job.id, 0, 0).state.attempt >= attempt.number:
-            return ""  # it was started, and has it
+            return ""  # the command was started, and has CRIU
         freezer = prove_freezing(self._opened, self._session, self._rental, strict=False)
-        if freezer.why_not and job.frozen is not None:  # else a moment's fault would lose it
+        # otherwise a moment's fault would lose the frozen command
+        if freezer.why_not and job.frozen is not None:
             freezer = prove_freezing(self._opened, self._session, self._rental, strict=False)
         if freezer.why_not:
             runner().log.warning(
@@ -112,8 +113,8 @@ class Starting:
         return freezer.criu
 
     def _environment(self, attempt: Attempt) -> dict[str, str]:
-        """What the command gets. Without a secret that is missing by now no command is started, and
-        one that runs goes on."""
+        """The command's environment variables. If a secret is missing by now, no command is
+        started, and a running one goes on."""
         job = self._driven.job
         try:
             return {**variables(job.env), **secrets_of(job).variables}
@@ -124,7 +125,8 @@ class Starting:
 
     def _has_turn(self) -> bool:
         """Look again for jobs that have begun on this workspace, now that others can see this
-        attempt. Of two that begin at once, one sees the other at least, and is not started."""
+        attempt. Of two jobs that begin at the same time, at least one sees the other, and does not
+        start."""
         try:
             others = [one for one in self._opened.jobs.open() if one.id != self._driven.job.id]
         except TorporError:

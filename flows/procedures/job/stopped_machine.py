@@ -1,4 +1,4 @@
-"""Stopped: a job's machine that its provider does not run: it is started, ended or left."""
+"""A job's machine that its provider does not run (stopped): it is started again, ended, or left."""
 
 from __future__ import annotations
 
@@ -32,20 +32,22 @@ from torpor.shared.errors import (
 from torpor.shared.values import Machine
 
 POLL_S: Final = 30.0
-"""Between two looks at a machine that does not run, and between two requests to start it."""
+"""Seconds between two looks at a machine that does not run, and between two requests to start
+it."""
 RESTART_S: Final = 600.0
-"""How long a market is asked to start a machine again, and how long one that does not run is waited
-for before a job that is stopped leaves it. What that costs is at most the price of the machine for
-this time, and the save."""
+"""Seconds for which a market is asked to start a machine again, and for which a job that is being
+stopped waits for such a machine. This costs at most the price of the machine for this time, and the
+save."""
 LEAVE_S: Final = 1800.0
-"""How long a job that is to stop waits for a machine that goes from one state to another and never
-runs, before it leaves it."""
+"""Seconds that a job which is to stop waits for a machine that changes its state again and again
+and never runs."""
 GONE_S: Final = 60.0
-"""How long a provider must say that a machine is stopped whose disk is lost with the stop."""
+"""Seconds for which a provider must say that a machine is stopped whose disk is lost with the
+stop."""
 
 
 class Stopped:
-    """What one job does about its machine while that does not run."""
+    """What one job does about its machine while the machine does not run."""
 
     def __init__(
         self,
@@ -61,14 +63,14 @@ class Stopped:
         self.forget()
 
     def forget(self) -> None:
-        """The machine runs, or there is none."""
-        self._since_s: float | None = None  # of the first look at a machine that does not run
+        """Forget the earlier looks: the machine runs, or there is none."""
+        self._since_s: float | None = None  # time of the first look at a machine that does not run
         self._seen = ("", "")  # the machine and its state in the last look
         self._seen_since_s = 0.0
         self._asked = False  # whether the market has answered a request to start it since then
 
     def see(self, machine: Machine, rental: Rental, *, ours: bool) -> None:
-        """One look. ``ours``: the job works on the machine, or it was rented for the job."""
+        """Look once. ``ours``: the job works on the machine, or it was rented for the job."""
         now_s = self._clock_s()
         if self._since_s is None:
             self._since_s = now_s
@@ -100,12 +102,12 @@ class Stopped:
             self._wait(machine, starts, left)
 
     def save(self, machine: Machine, session: Session) -> None:
-        """Store at once what is on the disk of a machine that runs again: it may be taken again. As
-        for every save, a failure does not keep the command from going on."""
+        """Store the disk of a machine that runs again at once, because the market may take it
+        again. As for every save, a failure does not keep the command from going on."""
         runner().log.info("machine %s runs again: it is saved first", machine.id)
         opened = replace(
             self._opened, spec=msgspec.structs.replace(self._opened.spec, quiesce=[])
-        )  # nothing runs there that could be made to rest
+        )  # no program runs there that could be quiesced
         read_unix = time.time()
         try:
             report, verified = take_snapshot(opened, session, machine)
@@ -132,7 +134,7 @@ class Stopped:
         self._driven.nap(POLL_S)
 
     def _start(self, machine: Machine) -> None:
-        self._driven.change()  # HandedOver before a successor's machine is started
+        self._driven.change()  # raises HandedOver before the machine of a successor is started
         try:
             self._asked = start_machine(self._opened, machine) or self._asked
         except ProviderError as error:
@@ -140,8 +142,8 @@ class Stopped:
             runner().log.warning("machine %s was not started: %s", machine.id, error)
 
     def _holds_no_others_work(self, machine: Machine, rental: Rental) -> bool:
-        """Whether its disk held nothing but a snapshot when the job got it, or was saved by the
-        job since. Else a user may have worked there before, and nothing is ended."""
+        """Whether the disk held nothing but a snapshot when the job got the machine, or was saved
+        by the job since. If not, a user may have worked there before, and nothing is ended."""
         job = self._driven.job
         if job.stopped != machine.id:
             return False
@@ -149,9 +151,10 @@ class Stopped:
         return not rental.adopted and (saved or rental.job == job.id)
 
     def _end(self, machine: Machine, rental: Rental) -> str:
-        """End the machine and go on from the newest save; why not, where it must be left."""
+        """End the machine and go on from the newest save. Returns why not, if the machine must be
+        left."""
         job = self._driven.job
-        self._driven.change()  # HandedOver before a successor's machine is ended
+        self._driven.change()  # raises HandedOver before the machine of a successor is ended
         try:
             save = find_sure_save(self._opened, job)
             if save is None:
@@ -165,9 +168,10 @@ class Stopped:
             )
             unused = partial(check_no_other_job, self._opened, machine, job.id)
             end_stopped(self._opened, machine, rental, save, unused)
-        except HandedOver as error:  # its rental, not the job: the next look shows whose it is
+        # the machine has another owner, not the job: the next look shows which
+        except HandedOver as error:
             return str(error)
-        except UnsafeDestroy as error:  # it runs again: the next look shows it
+        except UnsafeDestroy as error:  # the machine runs again: the next look shows it
             runner().log.warning("machine %s was not ended: %s", machine.id, error)
             self._driven.nap(POLL_S)
         except (ProviderError, SnapshotError, MachineInUse) as error:
@@ -176,7 +180,7 @@ class Stopped:
         return ""
 
     def _leave(self, machine: Machine, stop: Stop, why: str) -> None:
-        """End the job, and not its machine."""
+        """End the job without ending the machine."""
         if self._driven.job.attempt is not None:
             self._driven.change_attempt(end="machine lost", ended_unix=time.time())
         self._driven.end(

@@ -1,4 +1,4 @@
-"""Thinning: a job deletes its saves that a newer verified one makes superfluous."""
+"""Deletes saves of a job that a newer verified save makes superfluous."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torpor.shared.values import SnapshotId
 
 
 def thin_saves(opened: StoredWorkspace, driven: Driven, verified: Verified | None) -> None:
-    """Delete the saves of the job that are older than the ``verified`` one, except the newest that
-    it keeps; without it, than the snapshot that holds the end of its command. Saves that cannot be
-    deleted now fail no job."""
+    """Delete the saves of the job that are older than the ``verified`` one, except the newest
+    ``keep_saves``. Without ``verified``, the snapshot that holds the end of the job's command takes
+    its place. A save that cannot be deleted is left, and does not fail the job."""
     job = driven.job
     newest = job.final if verified is None else verified.snapshot
     if newest is None or not any(one < newest for one in job.kept_saves):
         return
-    driven.change()  # HandedOver before a successor's saves are deleted
+    driven.change()  # raises HandedOver before saves of a successor are deleted
     try:
         verified = verified or verify_last(opened, newest)
         left = delete_old_saves(opened, job, verified)

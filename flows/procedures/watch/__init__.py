@@ -1,1 +1,1 @@
-"""What a look of watch sees, and what it does about it."""
+"""What one look of watch sees, and what watch does about it."""

@@ -27,8 +27,8 @@ _SCHEDULED = ("watch", "backup")
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """What a look saw, and what it could not see. ``budgets``: None where no machine is in use, so
     that none was read. ``named``: the blocks of each workspace. ``unread``: the workspaces whose
-    store or jobs could not be read. ``some``: it was not at all workspaces of the installation.
-    ``overview``: what each costs."""
+    store or jobs could not be read. ``some``: the look was only at some workspaces of the
+    installation. ``overview``: the state and cost of each workspace."""
 
     report: WatchReport
     at_markets: AllMachines
@@ -41,8 +41,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alarms(msgspec.Struct, frozen=True):
-    """The alerts, what could not be looked at, what is ``mended`` as plan() says, and until when
-    the look is valid; None: no schedule renews it."""
+    """The alerts, what could not be looked at, and what is ``mended`` (see plan()). ``valid_unix``:
+    until when the look holds; None: no schedule renews it."""
 
     alerts: list[Alert]
     doubt: Doubt
@@ -67,14 +67,14 @@ def see_alarms(look: Observation, faults: list[Exception]) -> Alarms:
         *watch.of_records(look.overview, _blocks(look, look.unread), now_unix),
     ]
     kinds: set[str] = set()
-    if look.at_markets.silent:  # what these would show is not known
+    if look.at_markets.silent:  # the alerts of silent markets are unknown
         kinds |= {"machine left", "machine abandoned", "machine forgotten", "machine idle"}
     if look.some:  # a machine without a rental here may have one in another store
         kinds.add("machine forgotten")
     else:
         silent = look.at_markets.silent
         found += watch.of_forgotten(look.at_markets.findings, silent, now_unix)
-    if look.some or look.unread or look.at_markets.silent:  # what it would say is not all
+    if look.some or look.unread or look.at_markets.silent:  # the figures would be incomplete
         kinds.add("awake")
     else:
         found += watch.of_awake(look.overview, now_unix)
@@ -134,23 +134,24 @@ def remember_spent(budgets: BudgetsSeen, watched: Sequence[Watched]) -> None:
 
 
 def tell_of(alarms: Alarms, notify: Sequence[str], faults: list[Exception]) -> Delivered | None:
-    """Tell whoever is to be told, and show a table; None where the memory cannot be read. What
-    keeps a message from everybody is one of the ``faults``: a run that completes says that people
-    are told, and the server's own automation hears when none does."""
+    """Send the alerts that are due, and show a table; None where the memory cannot be read. If no
+    block accepts a message, the error is added to ``faults`` and the run fails: a run that
+    completes says that people were told, and the server's own automation reports a failed run."""
     doubt = alarms.doubt
     try:
         blocks = [*notify] or runner().alerts.notifiers()
     except Exception as error:  # noqa: BLE001 - since when an alert lasts is remembered all the same
         runner().log.error("nobody could be told of %d alerts: %s", len(alarms.alerts), error)
         faults.append(error)
-        blocks, doubt = [], Doubt(known=frozenset())  # nobody may forget what they are to hear of
+        blocks, doubt = [], Doubt(known=frozenset())  # no alert may be forgotten that was not sent
     try:
         delivered = tell(alarms.alerts, blocks, doubt, alarms.mended)
     except Exception as error:  # noqa: BLE001 - a look acts all the same
         runner().log.error("nobody could be told of %d alerts: %s", len(alarms.alerts), error)
         faults.append(error)
         return None
-    if len(delivered.refused) == len(blocks):  # with one that accepts, somebody is told
+    # if one block accepted the message, somebody was told
+    if len(delivered.refused) == len(blocks):
         faults += [NotDelivered(why) for why in delivered.refused]
     listeners = (
         f"They are sent by {', '.join(blocks)}" if blocks else "No notification block is named"
@@ -167,8 +168,8 @@ def tell_of(alarms: Alarms, notify: Sequence[str], faults: list[Exception]) -> D
 def people_hear_of(
     alarms: Alarms, delivered: Delivered | None, now_unix: float
 ) -> list[Remembered]:
-    """The alerts that people are to hear of by now. Where nobody can say since when they last, all
-    of them."""
+    """The alerts that people should have been told of by now. If nobody can say since when they
+    last, all of them."""
     try:
         remembered = delivered.remembered if delivered else runner().alerts.remembered()
     except Exception as error:  # noqa: BLE001 - the server's client raises any

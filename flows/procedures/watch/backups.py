@@ -1,4 +1,4 @@
-"""The workspaces on a machine whose newest verified snapshot is too old."""
+"""Finds workspaces on a machine whose newest verified snapshot is too old."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torpor.shared.values import WorkspaceName
 def missed_backups(
     in_hand: Sequence[tuple[OpenWorkspace, Rental]], hours: float
 ) -> tuple[dict[WorkspaceName, str], dict[WorkspaceName, str]]:
-    """Why a workspace has no recent backup, of those that have had a rented machine for ``hours``;
-    and the error of each that could not be looked at. 0 hours: none is looked at."""
+    """Why workspaces have no recent backup, for those that have had a rented machine for ``hours``;
+    and the error of each that could not be looked at. With 0 hours, no workspace is looked at."""
     owing = {
         opened.spec.name: opened
         for opened, rental in in_hand

@@ -1,4 +1,5 @@
-"""Several Workspace blocks for one workspace: what they differ in, and what watch then leaves."""
+"""Several Workspace blocks for one workspace: how they differ, and what watch does not do because
+of that."""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ _STORED: Final = {
 
 
 class BlockDifferences(msgspec.Struct, frozen=True):
-    """What the ``blocks`` of a workspace differ in. ``stored``: in what a hibernation stores, and
-    where: then nobody but a person can choose one. ``idle``: in when a machine is idle. ``left``:
-    in what becomes of a machine that a killed run left."""
+    """How the ``blocks`` of a workspace differ. ``stored``: in what a hibernation stores, and
+    where, so that only a person can choose a block. ``idle``: in when a machine counts as idle.
+    ``left``: in what happens to a machine that a killed run left."""
 
     blocks: list[str]
     stored: list[str]
@@ -38,7 +39,8 @@ class BlockDifferences(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """What they differ in, and what watch leaves for it; empty if that is nothing."""
+        """How the blocks differ, and what watch does not do because of that; empty if they do
+        not."""
         differ = []
         if self.stored:
             differ.append(
@@ -58,7 +60,7 @@ class BlockDifferences(msgspec.Struct, frozen=True):
 def block_differences(
     blocks: Mapping[str, OpenWorkspace], named: Mapping[WorkspaceName, Sequence[str]]
 ) -> dict[WorkspaceName, BlockDifferences]:
-    """Of each workspace that several blocks are for."""
+    """The differences of each workspace that has several blocks."""
     return {
         name: _compared({block: blocks[block] for block in of})
         for name, of in named.items()
@@ -67,14 +69,15 @@ def block_differences(
 
 
 def most_frequent_saves(blocks: Sequence[OpenWorkspace]) -> OpenWorkspace:
-    """The block of a workspace whose machine saves it most often by itself: any of the blocks may
-    have rented the machine. The first of them where none does."""
+    """The block of a workspace with the most frequent saves of the machine by itself, because any
+    of the blocks may have rented the machine. The first block if none has such saves."""
     saving = [opened for opened in blocks if opened.spec.save_minutes]
     return min(saving, key=lambda opened: opened.spec.save_minutes, default=blocks[0])
 
 
 def undecided(one: Watched, of: BlockDifferences | None, has_job: bool) -> Watched:
-    """Kept, where a job hibernates the workspace when it has ended, or where its blocks differ."""
+    """The row with the verdict "kept" where a job will hibernate the workspace, or where its blocks
+    differ."""
     differ = of.words if of else ""
     if has_job and not one.over:
         if one.hibernates:

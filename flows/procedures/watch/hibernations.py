@@ -25,9 +25,8 @@ from torpor.shared.values import Label, MachineId
 def over_budget(
     used: Sequence[tuple[OpenWorkspace, Rental]], opened: Sequence[OpenWorkspace]
 ) -> tuple[dict[Label, str], BudgetsSeen]:
-    """Why the machines of these rentals are to be hibernated, of those whose budget will be spent
-    within their lead time; and how the budgets stand, also where none of the ``opened`` workspaces
-    has a machine."""
+    """Why machines are to be hibernated, by rental: their budget will be spent within its lead
+    time. Also how the budgets stand, even where none of the ``opened`` workspaces has a machine."""
     seen = look_at_budgets(used, opened)
     running_out = seen.running_out
     for words in seen.unread:
@@ -52,7 +51,7 @@ def over_budget(
 
 
 def hibernate_idle(one: Watched, block: str, faults: list[Exception]) -> Watched:
-    """Hibernate an idle machine. The hibernation asks for the verdict again."""
+    """Hibernate an idle machine. The hibernation judges idleness again."""
     machine = one.machine or MachineId("")
     emit(
         MachineIdle(

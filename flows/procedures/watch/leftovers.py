@@ -1,5 +1,5 @@
-"""The machines that were never handed over: who works on them, and what becomes of those that a
-killed run left."""
+"""The machines that were never handed over: which run works on them, and what happens to those that
+a killed run left."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ from torpor.shared.values import (
 
 _WITHOUT_JOB: Final = (BENCHMARK, BENCHMARK_MACHINES, DRILL)
 RENTING_S: Final = 6 * 3600.0
-"""A run asks for its machines within this time of its begin."""
+"""A run asks for its machines within this many seconds of its begin."""
 HANDED_S: Final = 7200.0
-"""A `deploy` hands its machine over at most 75 minutes after its agent's last work. What Prefect
-shows as running for longer may be a run from a shell that was killed: a person is told."""
+"""A `deploy` hands its machine over at most 75 minutes after its agent's last work. A run that
+Prefect shows as running for longer than this many seconds may be one from a shell that was killed:
+a person is told."""
 
 
 def see_left(
@@ -97,7 +98,8 @@ def see_left(
 
 def _may_use(run: LiveRun, rental: Rental, names: Sequence[str]) -> bool:
     """Whether the run may have rented this machine. One that a person started in a shell and that
-    was killed is shown as running for ever: it must not stand for what comes weeks later."""
+    was killed is shown as running for ever: it must not account for a machine that is rented weeks
+    later."""
     return run.workspace in names and run.began_unix > rental.created_unix - RENTING_S
 
 
@@ -108,8 +110,8 @@ def act_on_left(
     delivered: Delivered | None,
     faults: list[Exception],
 ) -> LeftMachine:
-    """Start the run that ends or continues it, once nobody has worked on it for LEFT_S by what is
-    remembered."""
+    """Start the run that ends or continues the machine, once nobody has worked on it for LEFT_S, by
+    what earlier looks have remembered."""
     now_unix = time.time()
     subject = f"{one.provider} {one.machine}"
     since_unix = delivered.since_unix("machine left", subject) if delivered else None
@@ -134,7 +136,7 @@ def act_on_left(
 
 
 def _begun(one: LeftMachine, runs: str, *, beside: bool) -> str:
-    """What a run that was started does with it."""
+    """What the run that was started does with the machine."""
     if one.act == "continue":
         return f"{runs} continues with it, and hands it over"
     if beside:
@@ -143,7 +145,7 @@ def _begun(one: LeftMachine, runs: str, *, beside: bool) -> str:
 
 
 def _done(one: LeftMachine, opened: OpenWorkspace, *, beside: bool) -> str:
-    """What has been done with it in this very run."""
+    """What this run itself has done with the machine."""
     became = became_of(opened, one.label)
     if became == ENDED:
         return "it was ended" if beside else "it was ended, or hibernated"
@@ -164,7 +166,8 @@ def reconcile_abandoned(
     faults: list[Exception],
 ) -> None:
     """Start a run that ends failed attempts and what they rented: they are never handed over. Where
-    the blocks differ in their store, the table shows them, and a person chooses."""
+    the workspace's blocks differ in their store, the table shows the machines, and a person
+    chooses."""
     names = {one.workspace for one in findings if one.kind == "abandoned"}
     for name, blocks in named.items():
         torn = name in differences and "the store" in differences[name].stored
@@ -179,7 +182,8 @@ def reconcile_abandoned(
 
 
 def _holds_nothing(rental: Rental) -> bool:
-    """Machines beside a workspace hold no work of their own."""
+    """Whether the machine was rented beside a workspace, for a benchmark, a drill or a job's node:
+    it holds no work of its own."""
     return rental.label.workspace.startswith(RESERVED)
 
 
@@ -194,9 +198,9 @@ def judge_left(
     *,
     is_stored: bool = True,
 ) -> LeftMachine:
-    """Whether its run was killed, and what is to become of it by the block's ``rule``. ``live``:
-    the runs that the server shows at work on its workspace; None: it did not say. ``is_stored``:
-    the workspace has a snapshot, which a wake can continue with."""
+    """Whether the machine's run was killed, and what should happen to the machine by the block's
+    ``rule``. ``live``: the runs that the server shows at work on the workspace; None: the server
+    did not say. ``is_stored``: the workspace has a snapshot, with which a wake can continue."""
     killed, who = _who(look, live, rental.created_unix)
     act: Literal["end", "continue", ""] = ""
     if not killed:
@@ -242,7 +246,7 @@ def judge_left(
 
 
 def _wait(look: LeftLook | None, live: Sequence[LiveRun] | None) -> str:
-    """The next step where its run may not have been killed."""
+    """The next step where the machine's run may still live."""
     if look is None:
         return "none: wait for the run that has just asked for it"
     if look.works or live:
@@ -253,9 +257,10 @@ def _wait(look: LeftLook | None, live: Sequence[LiveRun] | None) -> str:
 def _who(
     look: LeftLook | None, live: Sequence[LiveRun] | None, asked_unix: float
 ) -> tuple[bool, str]:
-    """Whether its run was killed, and a sentence. Only what has no run on the server is: `deploy`
-    gives the agent back when its restore has ended, and hands the machine over much later. The
-    server shows no run for long whose process is gone (deployments/lost_runs.py)."""
+    """Whether the machine's run was killed, and a sentence about it. A run counts as killed only if
+    the server shows no run of the workspace: `deploy` gives the agent back when its restore has
+    ended, and hands the machine over much later. The server does not show a run for long whose
+    process is gone (deployments/lost_runs.py)."""
     if look is None:
         return False, f"It was asked for at {moment(asked_unix)}: its run may still begin on it."
     named = " and ".join(f"run {run.name}" for run in live or ())

@@ -1,4 +1,4 @@
-"""What a look of watch sees: the workspaces, and a row for each of their machines."""
+"""The rows of a look of watch: one for each workspace and each of its machines."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def not_there(
 
 
 def kept_in_doubt(one: Watched, doubt: str) -> Watched:
-    """Kept, where a record of its workspace cannot be read: it may say that the machine works.
-    ``doubt``: which record, and why; empty without one."""
+    """The row with the verdict "kept" where a record of its workspace cannot be read, because that
+    record may say that the machine works. ``doubt``: which record, and why; empty without one."""
     if not doubt or not (one.hibernates or one.over):
         return one
     step = f"it is kept, because not all that is on record of its workspace can be read: {doubt}"

@@ -1,1 +1,1 @@
-"""Alerts: what a person must hear of, and who was told."""
+"""Alerts: what a person must be told of, and who was told."""

@@ -41,17 +41,19 @@ Kind = Literal[
 ]
 
 REMINDER_S: Final = 24 * 3600.0
-"""An alert that lasts is told again after this time."""
+"""Seconds after which an alert that lasts is sent again."""
 MOST_MESSAGES: Final = 20
-"""Messages to one notification block in one look; the others are sent at the next one."""
+"""Messages that one look sends to one notification block at most. The rest is sent by the next
+look."""
 _MOST_TEXT: Final = 1000  # characters of a cause in a message
 _MOST_TITLE: Final = 200
-_MOST_KEPT: Final = 600  # bytes of words; as JSON at most 3,600 characters, a variable holds 5,000
+# bytes of text kept of an alert: as JSON at most 3,600 characters, and a variable holds 5,000
+_MOST_KEPT: Final = 600
 
 _WITHOUT_END: Final = ("budget reached", "run failed", "awake", "machine lost")
-"""Alerts whose end is not sent: a month is over, a failed run is old, nothing is awake."""
+"""Kinds of alerts whose end is not sent: a month is over, a failed run is old, nothing is awake."""
 _SEEN_ONCE: Final = ("run failed", "machine lost", "budget spent")
-"""What is told also where only an earlier look saw it."""
+"""Kinds of alerts that are sent even if only an earlier look saw them."""
 
 _SECRETS: Final = (
     (re.compile(r"(\w://)[^\s/@]*@"), r"\1...@"),
@@ -65,9 +67,8 @@ Key = tuple[str, str]
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong now. ``workspace``: the one that it is about; empty: the installation.
-    ``after_s``: it is told once it has lasted so long. ``at_unix``: when it was last seen to be so.
-    It is told again only if that was later than the last message, and never if it is told
-    ``once``."""
+    ``after_s``: the alert is sent once it has lasted this long. ``at_unix``: when it was last seen.
+    It is sent again only if that was later than the last message, and never if ``once`` is set."""
 
     kind: Kind
     subject: str
@@ -103,7 +104,7 @@ class Remembered(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The alert's own name, of hexadecimal digits."""
+        """The alert's name in the memory, of hexadecimal digits."""
         return hashlib.sha256(msgspec.json.encode(self.key)).hexdigest()[:24]
 
 
@@ -193,7 +194,8 @@ def plan(
 
 
 def after(entry: Remembered, message: AlertMessage, now_unix: float) -> Remembered | None:
-    """What is remembered once ``message`` was accepted; None where nobody needs to hear more."""
+    """What is remembered of an alert once ``message`` was accepted; None where nobody needs another
+    message."""
     if not message.over:
         return msgspec.structs.replace(entry, told={**entry.told, message.block: now_unix})
     left = {block: at for block, at in entry.told.items() if block != message.block}
@@ -201,7 +203,7 @@ def after(entry: Remembered, message: AlertMessage, now_unix: float) -> Remember
 
 
 def rows(alerts: Sequence[Alert], remembered: Sequence[Remembered]) -> list[Row]:
-    """A line for each alert: since when it is so, and who was told of it when."""
+    """A row for each alert: since when it lasts, and who was told of it when."""
     known = {entry.key: entry for entry in remembered}
     found = []
     for alert in alerts:
@@ -222,8 +224,8 @@ def rows(alerts: Sequence[Alert], remembered: Sequence[Remembered]) -> list[Row]
 def lasting(
     alerts: Sequence[Alert], remembered: Sequence[Remembered], doubt: Doubt, now_unix: float
 ) -> list[Remembered]:
-    """The alerts that people are to hear of by now, also those of which this look could not say
-    that they have ended."""
+    """The alerts that people should have been told of by now, including those of which this look
+    could not say whether they have ended."""
     known = {entry.key: entry for entry in remembered}
     seen = {alert.key: known.get(alert.key) or newly_seen(alert, now_unix) for alert in alerts}
     found = [seen[alert.key] for alert in alerts if _lasts(alert, seen[alert.key], now_unix)]
@@ -240,7 +242,7 @@ def without_secrets(words: str) -> str:
 
 
 def newly_seen(alert: Alert, now_unix: float) -> Remembered:
-    """What is remembered of an alert that is seen for the first time."""
+    """What is remembered of an alert when it is seen for the first time."""
     return Remembered(
         kind=alert.kind,
         subject=alert.subject,
@@ -252,7 +254,7 @@ def newly_seen(alert: Alert, now_unix: float) -> Remembered:
 
 
 def _lasts(alert: Alert, entry: Remembered, now_unix: float) -> bool:
-    """Whether it has lasted so long that people are to hear of it."""
+    """Whether an alert has lasted so long that people are told."""
     return now_unix - entry.since_unix >= alert.after_s
 
 
@@ -277,16 +279,16 @@ def _words(alert: Alert) -> str:
 
 
 def _is_late(entry: Remembered, doubt: Doubt, mended: Collection[Key]) -> bool:
-    """Whether nobody was told of what no look will see again. A failed run is seen again where this
-    look could not see it."""
+    """Whether nobody was told of an alert that no look will see again. A failed run will be seen
+    again if this look could not see it."""
     if entry.told or entry.kind not in _SEEN_ONCE or entry.key in mended:
         return False
     return entry.kind != "run failed" or not doubt.covers(entry)
 
 
 def _late(entry: Remembered, block: str) -> AlertMessage:
-    """The message about what is not seen any more, such as a failed run that is too old, and that
-    every block refused until now."""
+    """The message about an alert that is not seen any more, such as a failed run that is too old,
+    and that every block has refused until now."""
     body = f"Nobody could be told until now.\n{entry.words}\nSince: {moment(entry.since_unix)}"
     return AlertMessage(block, entry.key, f"torpor: {entry.title}", body)
 

@@ -12,13 +12,13 @@ from torpor.control.alerts.delivery import Alert, Key, Kind
 from torpor.control.reports import ALL, moment
 
 LOOK_BACK_S: Final = 26 * 3600.0
-"""Failed runs this old still count: a daily run that fails each day is one alert that lasts."""
+"""Seconds that failed runs count: a daily run that fails each day is one alert that lasts."""
 OVERDUE_TIMES: Final = 3
-"""A schedule is overdue after this many of its intervals, and after OVERDUE_S at least."""
+"""A schedule is overdue after this many of its intervals, but after OVERDUE_S at the earliest."""
 OVERDUE_S: Final = 600.0
-"""The shortest time after which a schedule is overdue."""
+"""Seconds after which a schedule is overdue at the earliest."""
 BACKUP_S: Final = 2 * 3600.0
-"""How long a backup may take from its time in the schedule."""
+"""Seconds that a backup may take from its scheduled time."""
 FROM_RUNS: Final[frozenset[Kind]] = frozenset({"run failed", "schedule stopped", "backup missed"})
 """The alerts that are unknown while the server does not answer."""
 
@@ -54,7 +54,8 @@ class FailedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> Key:
-        """One alert for each job; for other flows one for each deployment and workspace."""
+        """The subject of the alert: for a job the job, for other flows the deployment and the
+        workspace."""
         if self.flow == "job":
             return "run failed", self.id
         return "run failed", f"{self.flow}/{self.deployment} {self.workspace}".strip()
@@ -73,31 +74,34 @@ class FlowSchedule(msgspec.Struct, frozen=True, kw_only=True):
     ended_unix: float | None
 
     def interval_s(self, workspace: str) -> float | None:
-        """The longest time between two runs for it; None where fewer are planned."""
+        """The longest time between two planned runs for the workspace; None where fewer are
+        planned."""
         times = sorted({at for name in _for(workspace) for at in self.coming.get(name, ())})
         return max((b - a for a, b in pairwise(times)), default=None)
 
     def last_due_unix(self, workspace: str) -> float | None:
-        """When the newest run for it was to begin; None where no run is or was planned for it."""
+        """When the newest run for the workspace was to begin; None where none is or was planned."""
         past = [self.due_unix[name] for name in _for(workspace) if name in self.due_unix]
         planned = any(name in self.coming for name in _for(workspace))
         return max(past, default=0.0 if planned else None)
 
     @property
     def quiet_s(self) -> float:
-        """How long after a run the next one is overdue."""
+        """Seconds after a run after which the next one is overdue."""
         every = [found for name in self.coming if (found := self.interval_s(name))]
         return max(OVERDUE_S, OVERDUE_TIMES * min(every, default=0.0))
 
 
 def _for(workspace: str) -> tuple[str, ...]:
-    """The names under which runs for a workspace are filed: its own, and those for all of them."""
+    """The names under which runs for a workspace are filed: its own, and the name for all
+    workspaces."""
     return workspace, "", ALL
 
 
 def of_failures(runs: Sequence[FailedRun], asleep: frozenset[str] = frozenset()) -> list[Alert]:
-    """The newest failure of each deployment and workspace that no later run has mended, and each
-    job's. ``asleep``: blocks of workspaces without a machine: they have nothing to back up."""
+    """Alerts of failed runs: the newest failure of each deployment and workspace that no later run
+    has mended, and each job's. ``asleep``: blocks of workspaces without a machine: they have
+    nothing to back up."""
     newest: dict[Key, FailedRun] = {}
     for run in sorted(runs, key=lambda run: run.ended_unix):
         newest[run.key] = run
@@ -109,8 +113,8 @@ def of_failures(runs: Sequence[FailedRun], asleep: frozenset[str] = frozenset())
 
 
 def of_schedule(schedule: FlowSchedule, now_unix: float, *, itself: bool = False) -> list[Alert]:
-    """What is wrong with a schedule that is on: the server plans no run, no worker takes them, or
-    none has ended for too long. ``itself``: this look is such a run."""
+    """Alerts of a schedule that is on: the server plans no run, no worker takes them, or none has
+    ended for too long. ``itself``: this look is such a run."""
     if not schedule.active:
         return []
     name = schedule.deployment
@@ -150,8 +154,9 @@ def of_backups(
     since: Mapping[str, float],
     now_unix: float,
 ) -> list[Alert]:
-    """The workspaces that are on a machine and whose backup is overdue. ``newest``: when the newest
-    snapshot was made, and ``since``: since when it is on a machine, both by the block's name."""
+    """Alerts of workspaces that are on a machine and whose backup is overdue. ``newest``: when the
+    newest snapshot was made, and ``since``: since when it is on a machine, both by the block's
+    name."""
     found = []
     for block, on_unix in since.items() if schedule.active else ():
         due_unix = schedule.last_due_unix(block)

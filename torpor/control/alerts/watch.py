@@ -31,17 +31,18 @@ NOT_DRIVEN_S: Final = 900.0
 one."""
 _FORGOTTEN: Final = ("without a rental", "not believed", "residue")
 RESTARTED_S: Final = 3600.0
-"""For how long a restart is reported."""
+"""Seconds for which a restart is reported."""
 RESTARTING_S: Final = 180.0
-"""Shorter faults end by themselves: `make up` restarts the supervisor, which restarts the rest."""
+"""Seconds that a fault of a process must last before an alert: `make up` restarts the supervisor,
+which restarts the rest."""
 AWAKE_S: Final = 4 * 3600.0
-"""For so long machines are awake before a message says what they cost."""
+"""Seconds that machines must be awake before a message says what they cost."""
 FAILURES: Final = 3
 """A job is failing after this many failed runs in a row."""
 
 
 def of_machines(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
-    """The machines that cannot be judged, and the workspaces that cannot be looked at."""
+    """Alerts of machines that cannot be judged, and of workspaces that cannot be looked at."""
     found = []
     for entry in watched:
         if entry.differ:
@@ -77,7 +78,8 @@ def of_machines(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
 
 
 def of_idle(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
-    """The machines that are idle and stay, because `watch` or their block only reports."""
+    """Alerts of machines that are idle and stay, because `watch` or their block only reports
+    them."""
     return [
         Alert(
             kind="machine idle",
@@ -101,8 +103,8 @@ def of_lost(
     now_unix: float,
     unverified_unix: float | None = None,
 ) -> list[Alert]:
-    """The machine of this rental has gone without torpor. Nobody is told of one that was not handed
-    over, nor of one that a hibernation has ended. ``unverified_unix``: when the store got a later
+    """The machine of this rental has gone without torpor. No alert for a machine that was not
+    handed over, or that a hibernation has ended. ``unverified_unix``: when the store got a later
     snapshot than the newest verified one, as machines make them by themselves; None without any."""
     if rental.state != "handed over" or rental.snapshot is not None:
         return []
@@ -133,7 +135,7 @@ def lost_subject(rental: Rental) -> str:
 
 
 def of_saves(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
-    """The machines that are to save their workspaces by themselves and cannot."""
+    """Alerts of machines that should save their workspaces by themselves and cannot."""
     return [
         Alert(
             kind="saves failing",
@@ -152,7 +154,7 @@ def of_saves(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
 
 
 def of_awake(seen: Overviews, now_unix: float) -> list[Alert]:
-    """What the awake machines cost: once a day, and no sooner than after AWAKE_S."""
+    """The alert of what awake machines cost: once a day, and after AWAKE_S at the earliest."""
     if not seen.awake:
         return []
     return [
@@ -169,8 +171,9 @@ def of_awake(seen: Overviews, now_unix: float) -> list[Alert]:
 
 
 def of_records(seen: Overviews, told: Collection[str], now_unix: float) -> list[Alert]:
-    """The workspaces with a record that cannot be believed, and whose machines are looked at all
-    the same. ``told``: the blocks of which an alert says already that they cannot be looked at."""
+    """Alerts of workspaces with a record that cannot be trusted, and whose machines are looked at
+    all the same. ``told``: blocks for which another alert already says that they cannot be looked
+    at."""
     return [
         Alert(
             kind="workspace unknown",
@@ -188,7 +191,7 @@ def of_records(seen: Overviews, told: Collection[str], now_unix: float) -> list[
 
 
 def of_left(left: Sequence[LeftMachine], now_unix: float) -> list[Alert]:
-    """The machines that killed runs left."""
+    """Alerts of machines that killed runs left."""
     return [
         Alert(
             kind="machine left",
@@ -207,11 +210,12 @@ def of_left(left: Sequence[LeftMachine], now_unix: float) -> list[Alert]:
 
 
 def of_abandoned(shown: Iterable[tuple[Machine, Rental]], now_unix: float) -> list[Alert]:
-    """The machines that nobody can use and that do not end, though each look tries to end them.
-    While one is there, no other machine is rented for its workspace."""
+    """Alerts of machines that nobody can use and that do not end, though each look tries to end
+    them. While one is there, no other machine is rented for its workspace."""
     found = []
     for machine, rental in shown:
-        if rental.state != "abandoned" or machine.state == "stopping":  # its market ends it
+        # the market is ending the machine
+        if rental.state != "abandoned" or machine.state == "stopping":
             continue
         name = owner_of(rental.label.workspace)
         price = machine.price_usd_h or rental.bound_usd_h
@@ -236,9 +240,9 @@ def of_abandoned(shown: Iterable[tuple[Machine, Rental]], now_unix: float) -> li
 def of_forgotten(
     findings: Sequence[Finding], silent: Collection[str], now_unix: float
 ) -> list[Alert]:
-    """What stands at a market, may cost money, and belongs to no open rental of this store. Of a
-    market that is ``silent`` nobody knows that: a disk may be that of a machine in use. Nodes of a
-    cluster without a machine of ours may be anybody's."""
+    """Alerts of machines and disks at a market that may cost money and belong to no open rental of
+    this store. None for a market that is ``silent``, where a disk may be that of a machine in use.
+    Nodes of a cluster without a machine of ours may be anybody's."""
     rented = {one.rental.label for one in findings if one.rental is not None}
     found = []
     for one in findings:
@@ -267,7 +271,7 @@ def of_forgotten(
 
 
 def of_providers(silent: Mapping[str, str], now_unix: float) -> list[Alert]:
-    """The providers that do not answer."""
+    """Alerts of providers that do not answer."""
     return [
         Alert(
             kind="provider silent",
@@ -283,8 +287,8 @@ def of_providers(silent: Mapping[str, str], now_unix: float) -> list[Alert]:
 
 
 def of_budgets(seen: BudgetsSeen, watched: Sequence[Watched], now_unix: float) -> list[Alert]:
-    """The budgets of which most is spent, those that are spent, with what becomes of their
-    machines, and those that cannot be read."""
+    """Alerts of budgets: those of which most is spent, those that are spent, with what happens to
+    their machines, and those that cannot be read."""
     found = [
         Alert(
             kind="budget reached",
@@ -332,8 +336,8 @@ def of_budgets(seen: BudgetsSeen, watched: Sequence[Watched], now_unix: float) -
 
 
 def of_missed(report: WatchReport, blocks: Mapping[WorkspaceName, Sequence[str]]) -> list[Alert]:
-    """The workspaces on a machine whose newest verified snapshot is too old. ``blocks``: those of
-    each workspace."""
+    """Alerts of workspaces on a machine whose newest verified snapshot is too old. ``blocks``:
+    those of each workspace."""
     return [
         Alert(
             kind="backup missed",
@@ -349,7 +353,7 @@ def of_missed(report: WatchReport, blocks: Mapping[WorkspaceName, Sequence[str]]
 
 
 def of_installation(folder: Path, now_unix: float) -> list[Alert]:
-    """What the supervisor of ``folder`` recorded as wrong now, what it restarted within
+    """Alerts of what the supervisor of ``folder`` recorded as wrong now, what it restarted within
     RESTARTED_S, and disks that are full. Each fault of now is an alert: a new one is told while an
     older one lasts."""
     wrong = told(folder, since_unix=now_unix, now_unix=now_unix)
@@ -379,7 +383,7 @@ def of_installation(folder: Path, now_unix: float) -> list[Alert]:
         if "disk full:" not in sentence:
             own = sentence.startswith(
                 ("nothing restarts", "the supervisor of")
-            )  # with changing figures
+            )  # the figures change from look to look
             what = f"{'the supervisor' if own else sentence.split(':', 1)[0]} is at fault"
             step = "see supervisor.log and what the sentence names; run `make up`"
             found.append(("installation", what, [sentence], step, RESTARTING_S))
@@ -399,8 +403,8 @@ def of_installation(folder: Path, now_unix: float) -> list[Alert]:
 
 
 def of_jobs(jobs: Sequence[WatchedJob], now_unix: float) -> list[Alert]:
-    """The jobs whose runs fail one after the other, and those with a machine on which no run
-    works."""
+    """Alerts of jobs whose runs fail one after the other, and of jobs with a machine on which no
+    run works."""
     failing = [
         Alert(
             kind="job failing",
@@ -408,8 +412,8 @@ def of_jobs(jobs: Sequence[WatchedJob], now_unix: float) -> list[Alert]:
             workspace=job.workspace,
             title=f"job {job.job} of workspace {job.workspace} fails again and again",
             cause=f"{job.failures} of its runs have failed in a row: {job.why}",
-            next_step="its machine, if it has one, costs money: see job-status, mend the cause, or "
-            "cancel the job",
+            next_step=f"its machine, if it has one, costs money: `torpor job status {job.job}` "
+            f"says what fails, `torpor job cancel {job.job}` ends the job",
             at_unix=now_unix,
         )
         for job in jobs

@@ -31,14 +31,15 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     want: Want
     hours: float
     now_unix: float
-    snapshot: str = ""  # empty: the workspace has none
+    snapshot: str = ""  # empty: the workspace has no snapshot
     stored_bytes: int = 0  # of the snapshot
     store_price: StorePrice | None = None
     sealed: bool = False
 
     @property
     def hibernated_usd_month(self) -> float | None:
-        """What the store asks for the snapshot; None if its price is unknown."""
+        """What the store costs for the snapshot each month, in USD; None if its price is
+        unknown."""
         if self.store_price is None:
             return None
         return self.stored_bytes / _GB * self.store_price.gb_month_usd
@@ -55,7 +56,7 @@ class OfferChoice(msgspec.Struct, frozen=True, kw_only=True):
     stopped_usd_month: float | None
     start_p50_s: float
     start_p90_s: float
-    starts: int  # rentals that the start times are of; 0: assumed
+    starts: int  # how many rentals the start times come from; 0: assumed
     link_mb_s: float | None
     link_from: str
     restore_s: float | None
@@ -63,8 +64,8 @@ class OfferChoice(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     past_of: str
     price_age_s: float
-    checkpoint: str  # "no", "claimed", "unknown", or "proven" with a day
-    prospect: Prospect  # of frozen programs
+    checkpoint: str  # "no", "claimed", "unknown", or "proven" with the day of the test
+    prospect: Prospect  # whether frozen programs can go on there
     rejected: str = ""  # the reason; empty: it fits
 
     @property
@@ -87,7 +88,7 @@ class OfferChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weighed_usd(self) -> float | None:
-        """The expected cost, more where processes may not go on; None if unknown."""
+        """The expected cost, with an addition where processes may not go on; None if unknown."""
         return (
             None if self.expected_usd is None else self.expected_usd * COUNTS[self.prospect.level]
         )
@@ -175,7 +176,7 @@ def choice_of(
     terms: Terms,
     canary: Canary | None = None,
 ) -> OfferChoice:
-    """The offer under the terms; ``past`` is the closest experience first."""
+    """One offer under the terms; ``past``: our rentals' experience, the closest first."""
     seen = prospect(offer, able, canary, terms.want)
     session = _session_usd(offer, able, terms)
     started = next((experience for experience in past if experience.starts_s), None)
@@ -210,7 +211,7 @@ def choice_of(
 
 def frame(found: OfferComparison) -> pandas.DataFrame:
     """Every offer, those that fit first; ``rejected`` is the reason of the others."""
-    import pandas  # a second of import that other flows need not spend
+    import pandas  # importing it takes a second, which other flows need not spend
 
     every = (*found.fitting, *found.rejected)
     return pandas.DataFrame(
@@ -224,8 +225,8 @@ def market_of(provider: str) -> str:
 
 
 def _session_usd(offer: Offer, able: Abilities, terms: Terms) -> float | None:
-    """The price of the hours as the market bills them, and of the traffic of one restore. No market
-    gives machines away, so a price of 0 is not known."""
+    """The cost of the session in USD: the hours as the market bills them, and the traffic of one
+    restore. A price of 0 counts as unknown, because no market gives machines away."""
     if offer.price_usd_h <= 0:
         return None
     usd = offer.price_usd_h * billed_s(terms.hours, able) / 3600
@@ -236,7 +237,7 @@ def _session_usd(offer: Offer, able: Abilities, terms: Terms) -> float | None:
 
 
 def _start_s(started: Experience | None, share: float, able: Abilities) -> float:
-    """Seconds until SSH answers: of our own rentals, else the most that an attempt may take."""
+    """Seconds until SSH answers: by our own rentals, or else the most that an attempt may take."""
     measured = None if started is None else started.start_s(share)
     return able.queue_s + able.ready_s if measured is None else measured
 
@@ -261,5 +262,5 @@ def _rank(choice: OfferChoice) -> tuple[float, float, str, str]:
 
 
 def known(value: float | None) -> float:
-    """For comparisons: what is not known comes last."""
+    """The key that sorts unknown values last."""
     return math.inf if value is None else value

@@ -1,5 +1,5 @@
-"""What our own rentals say of markets: how often they failed, when SSH answered, how fast the store
-was read there."""
+"""What torpor's own rentals show of markets: how often attempts failed, when SSH answered, and how
+fast machines read from the store."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from torpor.control.rental.records import Rental
 from torpor.shared.values import MIB
 
 DAYS: Final = 90
-"""Older rentals say little of a market today."""
+"""Days back that rentals count: older ones say little of a market today."""
 LEAST_BYTES: Final = 8 * MIB
-"""A smaller restore measures the latency of the store."""
+"""Bytes of a restore from which its rate counts: a smaller one measures the latency of the
+store."""
 _MB: Final = 1e6
 
 
@@ -27,16 +28,17 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
     where the provider's queue ends."""
 
     of: str
-    failed: int = 0  # attempts that became no machine on which SSH answered
-    starts_s: tuple[float, ...] = ()  # of the others, until SSH answered; sorted
-    links_mb_s: tuple[float, ...] = ()  # stored bytes that wakes read there; MB/s
+    failed: int = 0  # attempts without a machine on which SSH answered
+    starts_s: tuple[float, ...] = ()  # sorted seconds until SSH answered, of the other attempts
+    links_mb_s: tuple[float, ...] = ()  # MB/s at which wakes read stored bytes there
 
     @property
     def attempts(self) -> int:
         return self.failed + len(self.starts_s)
 
     def start_s(self, share: float) -> float | None:
-        """The time within which so many machines answered (nearest rank); None without any."""
+        """The seconds within which this share of machines answered (nearest rank); None without
+        any."""
         if not self.starts_s:
             return None
         return self.starts_s[max(0, math.ceil(share * len(self.starts_s)) - 1)]
@@ -47,8 +49,8 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RentalHistory:
-    """The experience with each kind of machine, and with each provider. ``canaries``: where
-    processes were frozen and went on."""
+    """The experience with each kind of machine, and with each provider. ``canaries``: results of
+    freeze tests."""
 
     def __init__(
         self,
@@ -69,7 +71,8 @@ class RentalHistory:
         }
 
     def of(self, offer: Offer) -> list[Experience]:
-        """The closest experience first: with this GPU at this provider, then with the provider."""
+        """The experience that fits best, first: with this GPU at this provider, then with the
+        provider."""
         kind = (offer.provider, str(offer.gpu or ""), str(offer.gpu_count))
         found = (self._groups.get(key) for key in (kind, (offer.provider,)))
         return [experience for experience in found if experience is not None]

@@ -14,21 +14,20 @@ from torpor.control.reports import Row, WorkspaceReport, without
 from torpor.shared.values import MachineId
 
 MOST_SHOWN: Final = 50
-"""Offers in the table, and as many that do not fit."""
+"""Offers in the table that fit, and as many that do not."""
 
 
 class OffersReport(WorkspaceReport, frozen=True):
     """``fitting``: best first. ``refused``: the other offers, and providers that sold nothing.
     ``snapshot``: empty if the workspace has none. ``awake``: machines on which it is already.
-    ``hours``: of a session, in the long view; 0 in the short one. ``unread``: of each record of
-    a rental that is left out, why it cannot be believed. ``max_price_usd_h``: the workspace's
-    limit."""
+    ``hours``: of a session, in the long view; 0 in the short one. ``unread``: why each record that
+    is left out cannot be trusted. ``max_price_usd_h``: the workspace's limit."""
 
     snapshot: str
     fitting: list[OfferChoice]
     refused: list[OfferOutcome]
     awake: list[MachineId]
-    ranked: bool = False  # by whether frozen programs can go on
+    ranked: bool = False  # whether sorted by whether frozen programs can go on
     hours: float = 0.0
     unread: tuple[str, ...] = ()
     max_price_usd_h: float | None = None
@@ -90,8 +89,8 @@ def offered(
 
 
 def _begins(choice: OfferChoice) -> str:
-    """Seconds until SSH answers and the snapshot is restored. Without a rental of this workspace
-    there, the start is the most that the market is given."""
+    """Seconds until SSH answers and the snapshot is restored. Without an earlier rental there, the
+    start counts with the most time that an attempt may take."""
     most = "" if choice.starts else "at most "
     if choice.work_s is not None:
         return f"{most}{choice.work_s:.0f} s"
@@ -103,7 +102,7 @@ def _usd(usd: float | None) -> str:
 
 
 def _stop_keeps(choice: OfferChoice) -> str:
-    """What a machine that its market stops keeps, and what that costs."""
+    """What a machine keeps when its market stops it, and what that costs."""
     if choice.able.stop_keeps == "nothing":
         return "nothing"
     usd = choice.stopped_usd_month

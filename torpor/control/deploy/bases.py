@@ -30,26 +30,27 @@ from torpor.shared.format.keys import Seal
 from torpor.shared.values import BASE, SnapshotId, StoredSnapshot, WorkspaceName
 
 LEFT_S: Final = 24 * 3600.0
-"""A snapshot without a pin that is so old was left by a deploy that was killed."""
+"""Seconds after which a snapshot without a pin counts as left by a killed deploy."""
 _PREFIX: Final = "workspaces/"
 _NAME: Final = re.compile(BASE + "[0-9a-f]{32}")  # no user's workspace has such a name by chance
 
 
 def is_base(workspace: WorkspaceName) -> bool:
-    """Whether it holds environments of a stack, which its setup makes again: nobody misses one."""
+    """Whether a name is that of a stack's environments. Nobody misses a lost environment, because
+    the setup makes it again."""
     return _NAME.fullmatch(workspace) is not None
 
 
 def shown_name(workspace: WorkspaceName) -> str:
-    """What people read for it: the name of a base is a hash."""
+    """The name that people read instead of a base's name, which is a hash."""
     return "the environment" if is_base(workspace) else workspace
 
 
 def find(
     store: ObjectStore, workspace: WorkspaceName, seal: Seal, reason: str, paths: Sequence[str]
 ) -> StoredSnapshot | None:
-    """The environment that is in use, with its pin renewed; None if there is none. One that names
-    other directories than the stack's ``paths`` is used no more."""
+    """The environment that is in use, with its pin renewed; None if there is none. An environment
+    that names other directories than the stack's ``paths`` is not used any more."""
     for snapshot in _in_use(store, workspace):
         try:
             found = find_snapshot(store, workspace, snapshot)
@@ -65,13 +66,13 @@ def find(
 
 
 def distrust(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> None:
-    """Use a damaged environment no more; the next deploy makes it again."""
+    """Stop the use of a damaged environment; the next deploy makes it again."""
     unpin(store, workspace, snapshot)
 
 
 def keep(store: ObjectStore, verified: Verified, reason: str) -> bool:
     """Use this environment from now on, unless another deploy has stored one by now. Of several,
-    the oldest is kept. Returns whether this one was."""
+    the oldest is kept. Returns whether that is this one."""
     workspace = verified.workspace
     pin(store, workspace, verified.snapshot, reason)
     kept, *others = _in_use(store, workspace)
@@ -117,15 +118,16 @@ def expire(
             if old_s <= (unused_s if snapshot in pins else LEFT_S):
                 continue
             if snapshot not in pins and is_pinned(store, workspace, snapshot):
-                continue  # the listing of the pins lacks it, so its last use is not known
+                continue  # the listing lacks its pin, so its last use is unknown
             if _drop(store, workspace, snapshot):
                 deleted.append(snapshot)
         rules = PruneRules(without_snapshots=True)
         try:
             carry_out(store, plan_prune(store, workspace, seal_of(workspace), rules))
         except (WrongKey, ManifestInvalid):
-            continue  # of another store block; or damaged
-        except (SnapshotMissing, StoreCorrupt) as error:  # and the other environments are pruned
+            continue  # an environment of another store block, or a damaged one
+        # the other environments are pruned all the same
+        except (SnapshotMissing, StoreCorrupt) as error:
             fault = error
     if fault is not None:
         raise fault

@@ -40,7 +40,7 @@ def ask(
             text = answer.read(MOST_BYTES).decode("utf-8", "replace")
         except (OSError, http.client.HTTPException):
             return None
-        except ValueError:  # its words hold the token
+        except ValueError:  # the error's message contains the token
             raise InvalidInput(f"{method} {path} or its token cannot be sent to a server") from None
     return HttpAnswer(answer.status, text)
 

@@ -9,9 +9,9 @@ from torpor.control.variables import Secrets
 
 LAST_LINES: Final = 20
 _SHOWN: Final = 500
-"""Characters of each line."""
+"""Most characters of each line."""
 _OPEN: Final = 2000
-"""Characters that are kept of a line that has no end yet, unless a secret is longer."""
+"""Most characters that are kept of a line without an end, unless a secret is longer."""
 
 
 class LastLines:
@@ -26,7 +26,7 @@ class LastLines:
         self._skips = False
 
     def skip(self) -> None:
-        """A piece was left out. The lines at its ends may hold parts of a secret."""
+        """Note that a piece was left out. The lines at its ends may hold parts of a secret."""
         self._open, self._skips = "", True
 
     def add(self, text: str) -> None:

@@ -18,9 +18,9 @@ StrategyName = Literal["official", "setup", "own", "stored"]
 
 
 class Strategy(msgspec.Struct, frozen=True):
-    """How the software gets onto the machine. ``image``: the field of the stack that names it.
-    ``sets_up``: the setup command runs, or its result is restored. ``keeps``: that result is kept
-    in the store."""
+    """How the software gets onto the machine. ``image``: the field of the stack that names the
+    image. ``sets_up``: the setup command runs, or its result is restored. ``keeps``: that result is
+    kept in the store."""
 
     words: str
     image: Literal["image", "own_image", "minimal_image"]
@@ -44,7 +44,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = {
 
 
 def strategy_named(name: str) -> Strategy:
-    """InvalidInput for what is no strategy."""
+    """The strategy of that name; InvalidInput for any other text."""
     if name not in STRATEGIES:
         raise InvalidInput(f"{name!r} is not a strategy: use one of {', '.join(STRATEGIES)}")
     return STRATEGIES[name]
@@ -72,7 +72,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     setup_timeout_s: float
     environment: list[str]
     relocatable: bool
-    trusts: tuple[str, ...] = ()  # the identities of accounts whose machines are trusted alike
+    trusts: tuple[str, ...] = ()  # identities of accounts whose machines are trusted alike
     model: str
     model_path: str
     fetch: list[str]
@@ -97,7 +97,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_model_there(self) -> bool:
-        """Whether its server reads a model that no command of it can bring."""
+        """Whether the stack's server reads a model that no command of the stack can bring."""
         return not (self.fetch or self.setup) and any(
             "{model_path}" in word for word in self.server
         )
@@ -131,9 +131,9 @@ class EnvironmentFacts:
 
 
 def sharers(stack: Stack, account: str, many_owners: bool, workspace: WorkspaceName) -> str:
-    """Who uses an environment that a machine of this account makes for this workspace: whoever
-    controls that machine can put into it what he likes, and it runs with the secrets of all who
-    use it."""
+    """Who uses an environment that a machine of this account makes for this workspace. Whoever
+    controls that machine can put anything into the environment, and it runs with the secrets of all
+    who use it."""
     if account in stack.trusts:
         return " and ".join(sorted(set(stack.trusts)))
     return f"{workspace} at {account}" if many_owners else account
@@ -155,7 +155,7 @@ def base_name(
         "machine": facts.machine,
         "cuda": facts.cuda,
         "key": key_id,
-        # A virtual environment's scripts name their own place.
+        # The scripts of a virtual environment contain the path of the environment.
         "home": "" if stack.relocatable else facts.user_home,
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
@@ -164,7 +164,7 @@ def base_name(
 
 @dataclass(frozen=True)
 class StackPaths:
-    """Where a stack is on a machine."""
+    """Where the files of a stack are on a machine."""
 
     stack: Stack
     home: str

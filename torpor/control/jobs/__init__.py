@@ -1,1 +1,1 @@
-"""Jobs: their records in the store, and what becomes of them."""
+"""Jobs: their records in the store, and the decisions about them."""

@@ -27,9 +27,10 @@ class JobMachine:
 @dataclass(frozen=True)
 class Situation:
     """What a look shows. ``first``: no other job of the workspace comes before this one.
-    ``untouched``: nothing of the job has begun anywhere. ``hidden``: its machine is missing in its
-    provider's answer, and its end is not proven. ``left``: what killed wakes of it rented is not
-    proven to have ended; asked for a job that is to stop, or that runs on several machines."""
+    ``untouched``: nothing of the job has begun anywhere. ``hidden``: the job's machine is missing
+    in its provider's answer, and its end is not proven. ``left``: machines that killed wakes of the
+    job rented are not proven to have ended; looked at only for a job that should stop, or that runs
+    on several machines."""
 
     machine: JobMachine | None = None
     first: bool = True
@@ -69,9 +70,10 @@ def next_move(job: Job, seen: Situation, stop: Stop | None) -> Move:
     if not job.attempts and not seen.first:
         return "wait for turn"
     on = seen.machine
-    if on is None or (stop is not None and not on.ours):  # the user's, or another job's
+    # the machine is the user's, or another job's
+    if on is None or (stop is not None and not on.ours):
         return _without_machine(job, seen, stop)
-    if job.final is not None and on.rental.is_ending(on.machine):  # which may take hours
+    if job.final is not None and on.rental.is_ending(on.machine):  # ending it may take hours
         return end_of(job, stop)
     if stop is not None and stop.then == "keep":
         return end_of(job, stop) if is_over_on(job, on.machine) else "keep"
@@ -103,13 +105,14 @@ def _without_machine(job: Job, seen: Situation, stop: Stop | None) -> Move:
 
 
 def is_over_on(job: Job, machine: Machine) -> bool:
-    """Whether nothing is to be started on the machine again: the workspace is to be stored."""
+    """Whether nothing should be started on the machine any more, so that the workspace is
+    stored."""
     newest = job.attempts[-1] if job.attempts else None
     return newest is not None and newest.machine == machine.id and is_over(job)
 
 
 def is_over(job: Job) -> bool:
-    """Whether the command is not to be started again after its newest attempt."""
+    """Whether the command should not be started again after its newest attempt."""
     newest = job.attempts[-1]
     lost = newest.end in ("supervisor lost", "machine lost")
     if newest.end == "stopped" or (lost and is_hopeless(job)):
@@ -118,7 +121,7 @@ def is_over(job: Job) -> bool:
 
 
 def end_of(job: Job, stop: Stop | None) -> EndJob:
-    """How a job ends that has begun, after its last attempt."""
+    """How a job that has begun ends after its last attempt."""
     newest = job.attempts[-1]
     if newest.end in ("supervisor lost", "machine lost"):
         return hopeless_end(job)
@@ -131,7 +134,7 @@ def end_of(job: Job, stop: Stop | None) -> EndJob:
 
 
 def hopeless_end(job: Job) -> EndJob:
-    """How a job ends that has lost too much without progress."""
+    """How a job ends that has lost too many machines without progress."""
     if len(job.attempts) >= MOST_ATTEMPTS:
         return EndJob("failed", f"it was started {MOST_ATTEMPTS} times")
     newest = job.attempts[-1]

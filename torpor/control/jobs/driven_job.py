@@ -16,12 +16,13 @@ from torpor.shared.errors import HandedOver, TorporError
 from torpor.shared.values import Machine, MachineId, SnapshotId
 
 STOP_S: Final = 3.0
-"""How often a run asks whether its job is to stop."""
+"""Seconds between two looks whether the job should stop."""
 
 
 class Driven:
-    """As a context: a thread says in the record that the job is driven, and looks for requests to
-    stop it. Thread-safe. Every method raises HandedOver once another run drives the job."""
+    """Keeps the record of a driven job. As a context: a thread writes into the record that the job
+    is driven, and looks for requests to stop it. Thread-safe. Every method raises HandedOver once
+    another run drives the job."""
 
     def __init__(
         self,
@@ -30,7 +31,7 @@ class Driven:
         warn: Callable[[str], None],
         look: Callable[[Job], object] = lambda job: None,
     ) -> None:
-        """``look`` is called whenever the record was kept fresh."""
+        """``look`` is called each time the record was kept fresh."""
         self._jobs = jobs
         self._job = job
         self._warn = warn
@@ -41,7 +42,7 @@ class Driven:
         self._taken: HandedOver | None = None
         self._on_stop: Callable[[Stop], None] | None = None
         self._on_stop_lock = threading.Lock()
-        context = copy_context()  # a warning needs to know the flow run that it belongs to
+        context = copy_context()  # a warning must know the flow run to which it belongs
         self._thread = threading.Thread(
             target=context.run, args=(self._keep_fresh,), name="job", daemon=True
         )
@@ -60,11 +61,11 @@ class Driven:
 
     @property
     def stop(self) -> Stop | None:
-        """The last request to stop it, as far as it is known here."""
+        """The last request to stop the job, as far as this run knows."""
         return self._stop
 
     def look_for_stop(self) -> Stop | None:
-        """The last request to stop it, as the store has it now."""
+        """The last request to stop the job, as the store has it now."""
         self._stop = self._jobs.stop_asked(self._job.id) or self._stop
         return self._stop
 
@@ -77,7 +78,7 @@ class Driven:
         try:
             yield
         finally:
-            with self._on_stop_lock:  # a call that runs has returned
+            with self._on_stop_lock:  # so that no call is running any more
                 self._on_stop = None
 
     def nap(self, seconds: float) -> None:
@@ -123,16 +124,16 @@ class Driven:
         self.change(state="waiting", attempts=self._job.attempts[:-1])
 
     def change_attempt(self, **changes: Any) -> None:
-        """Change the newest attempt, and write the record. With its end, no other machines stand
-        ready any more."""
+        """Change the newest attempt, and write the record. When the attempt has ended, no other
+        machines stand ready any more."""
         with self._lock:
             others = [] if changes.get("end") else self._job.others
             changed = self._job.with_attempt(**changes)
             self._keep(msgspec.structs.replace(changed, others=others))
 
     def thawed(self, why_not: str) -> None:
-        """The newest attempt began with the frozen command of the one before, or, where it could
-        not, from its files."""
+        """Note that the newest attempt began with the frozen command of the one before; or, where
+        that could not go on, from its files."""
         with self._lock:
             attempts = list(self._job.attempts)
             if why_not and len(attempts) > 1:
@@ -141,7 +142,8 @@ class Driven:
             self._keep(msgspec.structs.replace(self._job, frozen=None, attempts=attempts))
 
     def see(self, log_offset: int) -> None:
-        """The command runs, and its log was shown up to here; the thread writes it."""
+        """Note that the command runs, and that its log was shown up to this offset; the thread
+        writes it."""
         with self._lock:
             seen = self._job.with_attempt(seen_unix=time.time())
             self._job = msgspec.structs.replace(seen, log_offset=log_offset)
@@ -154,9 +156,10 @@ class Driven:
         own: bool = True,
         machine: MachineId | None = None,
     ) -> None:
-        """A whole snapshot of what the disk held at ``read_unix``. ``own``: the job or its machine
-        has made it, so the job deletes it once it is superfluous. ``machine``: whose disk that was,
-        if it is known; the newest attempt on it has been saved, too, if a node was lost since."""
+        """Record a whole snapshot of what the disk held at ``read_unix``. ``own``: the job or its
+        machine has made it, so the job deletes it once it is superfluous. ``machine``: whose disk
+        that was, if it is known; the newest attempt on it has been saved, too, if a node was lost
+        since."""
         with self._lock:
             job = self._job
             last = job.attempts[-1] if job.attempts else None
@@ -174,7 +177,7 @@ class Driven:
             )
 
     def saved_itself(self, snapshot: SnapshotId) -> None:
-        """The machine has made a snapshot by itself, which the job deletes once it is
+        """Record a snapshot that the machine has made by itself, which the job deletes once it is
         superfluous."""
         with self._lock:
             kept = _with(self._job.kept_saves, snapshot)

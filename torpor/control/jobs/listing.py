@@ -18,12 +18,12 @@ class QueuedJob(msgspec.Struct, frozen=True):
     """A flow run that waits in a queue for its turn."""
 
     job: str
-    workspace: str  # as the run names it: the name of a block
+    workspace: str  # the name of a block, as the run has it
     queue: str
     run: str
     since_unix: float
     command: list[str]
-    due_unix: float = 0.0  # when it may begin: a schedule or a retry may put that off
+    due_unix: float = 0.0  # when the run may begin: a schedule or a retry may delay it
 
 
 class JobList(Report, frozen=True):
@@ -124,14 +124,14 @@ def where(job: Job) -> str:
 
 
 def driver(job: Job) -> str:
-    """Who drives a job that has not ended, in words."""
+    """The run that drives a job that has not ended, in words."""
     if job.driven:
         return f"run {job.driver}"
     return "nobody: `watch` continues it, or a run of `job` with its id"
 
 
 def what_runs_on(job: Job) -> str:
-    """What of a job goes on while no run drives it, and what that costs."""
+    """What goes on while no run drives the job, and what that costs."""
     attempt = job.attempt
     if attempt is None:
         on = f"machine {job.rented} may be left" if job.rented else "no machine of it runs"
@@ -146,7 +146,7 @@ def what_runs_on(job: Job) -> str:
 
 
 def commands_for(job: str, workspace: str) -> dict[str, str]:
-    """How a person follows a job and ends it."""
+    """The commands by which a person follows a job and ends it."""
     return {
         "log": f"torpor job log {workspace} {job} -f",
         "cancel": f"torpor job cancel {workspace} {job}",
@@ -154,7 +154,8 @@ def commands_for(job: str, workspace: str) -> dict[str, str]:
 
 
 def in_other_hands(job: Job, stop: Stop | None, by: str) -> str:
-    """What becomes of a job that this run drives no more. ``by``: the run that continues it."""
+    """What happens to a job that this run does not drive any more. ``by``: the run that continues
+    it."""
     if stop is None:
         commands = commands_for(job.id, job.block)
         return (

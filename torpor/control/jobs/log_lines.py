@@ -31,14 +31,14 @@ class LogLines:
         self._unread = ""
 
     def unread(self, why: str) -> Iterator[str]:
-        """Say once why the log cannot be read; empty: it can."""
+        """Say once why the log cannot be read; an empty text says that it can."""
         if why and why != self._unread:
             yield f"the log {self._where} cannot be read: {why}. The command does not depend on it"
         self._unread = why
 
     def skip(self, count: int) -> Iterator[str]:
-        """Leave out so many bytes of the log, and the line that they end in: it may hold half of a
-        secret."""
+        """Leave out this many bytes of the log, and the line in which they end: it may hold half of
+        a secret."""
         self._rest, self._skips = "", True
         if self._shown < MOST_SHOWN:
             yield f"... {count:,} bytes are left out here; all are in {self._where}"
@@ -77,13 +77,14 @@ class Text:
         self._skips = False
 
     def skip(self, count: int) -> str:
-        """Leave out so many bytes of the log, and the line that they end in; what is said of it."""
+        """Leave out this many bytes of the log, and the line in which they end; returns the text
+        that says so."""
         shown, self._rest, self._skips = self.feed("", end=True), "", True
         return f"{shown}\n... {count:,} bytes are left out here; all are in {self._where}\n"
 
     def feed(self, text: str, *, end: bool = False) -> str:
-        """What can be shown with the next piece. It ends where a line does, or the state of a
-        progress bar, so that no half of a secret is shown; with ``end`` anywhere."""
+        """The text that can be shown with the next piece. It ends at the end of a line, or of a
+        state of a progress bar, so that no half of a secret is shown; with ``end`` anywhere."""
         if self._skips:
             _, line_end, text = text.partition("\n")
             self._skips = not line_end
@@ -98,5 +99,5 @@ class Text:
 
 
 def _short(line: str) -> str:
-    line = plain(line.rpartition("\r")[2] or line)  # a progress bar draws over itself
+    line = plain(line.rpartition("\r")[2] or line)  # a progress bar overwrites its line
     return line if len(line) <= MOST_CHARS else f"{line[:MOST_CHARS]} ..."

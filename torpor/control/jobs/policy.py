@@ -1,9 +1,7 @@
-"""What becomes of a job after an attempt has ended: pure functions of its record.
-
-A machine that is lost after a newer save counts for nothing: the job made progress. Losses without
-one are counted from the last attempt that saved. A lost supervisor counts like a lost machine: a
-program that uses up the memory of its machine would be started again and again.
-"""
+"""What happens to a job after an attempt has ended: pure functions of its record. A machine that is
+lost after a newer save does not count, because the job made progress. Losses without progress are
+counted from the last attempt that saved. A lost supervisor counts like a lost machine: otherwise a
+program that uses up the memory of its machine would be started again and again."""
 
 from __future__ import annotations
 
@@ -13,23 +11,24 @@ from typing import Final, Literal, NamedTuple
 from torpor.control.jobs.records import MOST_ATTEMPTS, Attempt, Job
 
 MOST_LOSSES: Final = 3
-"""Machines or supervisors lost one after the other without a newer save: then the job ends."""
+"""Machines or supervisors that may be lost in a row without a newer save; then the job ends."""
 MOST_FAILURES: Final = 10
-"""Wakes that failed one after the other, each of which may have rented a machine."""
+"""Wakes that may fail in a row, each of which may have rented a machine; then the job ends."""
 LOSSES_TO_ON_DEMAND: Final = 2
-"""After these, ``allowed`` rents no spot machine for the next attempt."""
+"""Losses after which ``allowed`` rents no spot machine for the next attempt."""
 FIRST_SAVE_S: Final = 180.0
-"""When the first save on a spot machine begins. Each later interval is twice as long, up to the
-job's own: many spot machines are lost within the hour (docs/figures.md)."""
+"""Seconds until the first save on a spot machine begins. Each later interval is twice as long, up
+to the job's own: many spot machines are lost within the hour (docs/figures.md)."""
 WAITS_S: Final = (60.0, 120.0, 300.0, 600.0)
-"""Before the next look for a machine where none was on sale; the last one repeats."""
+"""The waits in seconds before the next look for a machine where none was on sale; the last one
+repeats."""
 
 Spot = Literal["never", "allowed", "only"]
 
 
 class Spent(NamedTuple):
-    """What a job has cost at most. ``usd_h``: what its machines cost now; ``unpriced``: one whose
-    price is not known."""
+    """What a job has cost at most. ``usd_h``: what its machines cost now; ``unpriced``: a machine
+    whose price is unknown."""
 
     usd: float
     usd_h: float = 0.0
@@ -37,7 +36,7 @@ class Spent(NamedTuple):
 
 
 def losses(attempts: Sequence[Attempt]) -> int:
-    """Machines or supervisors lost one after the other, up to now, without a newer save."""
+    """How many machines or supervisors were lost in a row, up to now, without a newer save."""
     count = 0
     for attempt in reversed(attempts):
         if attempt.end not in ("machine lost", "supervisor lost") or attempt.saved:
@@ -54,7 +53,7 @@ def spot_for(job: Job) -> Spot:
 
 
 def is_hopeless(job: Job) -> bool:
-    """Whether it lost too much without progress to be tried again."""
+    """Whether the job has lost too much without progress to be tried again."""
     return losses(job.attempts) >= MOST_LOSSES or len(job.attempts) >= MOST_ATTEMPTS
 
 
@@ -97,7 +96,7 @@ def why_over(job: Job, spent: Spent, reserve_s: float, now_unix: float) -> str:
 
 
 def wait_s(refusals: int) -> float:
-    """Seconds before the next look, after so many in a row in which nothing was on sale."""
+    """Seconds before the next look, after this many looks in a row in which nothing was on sale."""
     return WAITS_S[min(refusals, len(WAITS_S)) - 1]
 
 

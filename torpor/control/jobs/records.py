@@ -35,9 +35,10 @@ from torpor.shared.values import (
 )
 
 DRIVEN_S: Final = 20.0
-"""How often the run that drives a job says so in its record."""
+"""Seconds between two writes by which the driving run says so in the job's record."""
 LOST_S: Final = 120.0
-"""A run that has not said so for this long is gone: another one may continue the job."""
+"""Seconds without such a write after which the driving run is gone, so that another one may
+continue the job."""
 MOST_ATTEMPTS: Final = 1000
 MOST_ENDED: Final = 200
 _MOST_BYTES: Final = 1024 * 1024
@@ -46,9 +47,9 @@ _ID_CHARS: Final = 12
 Outcome = Literal["succeeded", "failed", "cancelled", "preempted", "over budget"]
 """How a job ended."""
 NO_FAILURE: Final[tuple[Outcome, ...]] = ("succeeded", "cancelled")
-"""After these the run of a job does not fail."""
+"""Outcomes after which the run of a job does not fail."""
 State = Literal["waiting", "running", "hibernating", Outcome]
-"""``waiting``: for a machine."""
+"""The state of a job. ``waiting``: for a machine."""
 AttemptEnd = Literal["", "command ended", "machine lost", "stopped", "supervisor lost"]
 FORGOTTEN: Final = (
     "somebody, perhaps its command, has removed the folder of torpor on its machine, so that "
@@ -58,8 +59,8 @@ FORGOTTEN: Final = (
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """Another machine of a job on several. It holds a copy of a snapshot, and no work of its own:
-    it is never handed over, and may always be ended."""
+    """One of the other machines of a job on several nodes. It holds a copy of a snapshot and no
+    work of its own, is never handed over, and may always be ended."""
 
     machine: MachineId
     provider: str
@@ -81,8 +82,9 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     status: int | None = None
     error: str = ""  # why it could not be started, how a notice went, or what was lost
     saved: bool = False
-    agent: str = ""  # what its machine calls itself; empty in older records
-    lost_s: float = 0.0  # of work: from its newest save to when it was last seen
+    agent: str = ""  # the machine's name for itself; empty in older records
+    # seconds of work between the newest save and when the command was last seen
+    lost_s: float = 0.0
 
     @property
     def was_seen(self) -> bool:
@@ -95,7 +97,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     workspace: WorkspaceName
-    block: str  # the Workspace block's name: it says what is stored
+    block: str  # the Workspace block's name: the block says what is stored
     command: list[str]
     env: list[str] = []  # NAME=VALUE
     secrets: list[str] = []  # NAME=BLOCK: the record never holds a secret itself
@@ -104,16 +106,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     spot: Literal["never", "allowed", "only"] = "never"
     retries: int = 0
     on_cancel: Literal["hibernate", "keep"] = "hibernate"
-    keep_logs: bool = False  # of earlier jobs, in the workspace
-    keep_saves: int = 3  # of its own saves, the newest ones
-    nodes: int = 1  # machines at the same time
-    gpu: str = ""  # of what is rented for it, in place of its workspace's
-    image: str = ""  # the same
-    # Both by their names in records that exist: how long its command may run, in all attempts, and
-    # what the job may cost. 0 for no limit.
+    keep_logs: bool = False  # whether logs of earlier jobs stay in the workspace
+    keep_saves: int = 3  # how many of its newest saves stay
+    nodes: int = 1  # how many machines at the same time
+    gpu: str = ""  # the GPU of machines rented for it, in place of the workspace's
+    image: str = ""  # the image of machines rented for it, in place of the workspace's
+    # Both limits have the names that existing records have: hours of the command in all attempts,
+    # and USD that the job may cost. 0 for no limit.
     max_hours: float = msgspec.field(name="most_hours", default=0.0)
     max_usd: float = msgspec.field(name="most_usd", default=0.0)
-    past_budgets: bool = False  # a person lets it go on, up to ``max_usd``, where those are spent
+    past_budgets: bool = False  # a person lets it go on, up to ``max_usd``, where budgets are spent
     created_unix: float
     state: State = "waiting"
     begun_by: str = ""  # the flow run that began it; empty in older records
@@ -122,19 +124,21 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     driven_unix: float = 0.0
     driven_for: str = ""  # the job whose own run drives this one, while it waits for its turn
     failures: int = 0  # runs in a row that failed
-    rented: MachineId | None = None  # the last machine that was rented for it
-    stopped: MachineId | None = None  # its machine, since the provider was seen to have stopped it
-    others: list[Node] = []  # those that stand ready for an attempt, or work on it, by their ranks
+    rented: MachineId | None = None  # the last machine that was rented for the job
+    stopped: MachineId | None = None  # its machine, if the provider was seen to have stopped it
+    others: list[Node] = []  # the machines that stand ready for an attempt, or work on it, by rank
     attempts: list[Attempt] = []
     saves: int = 0
-    kept_saves: list[SnapshotId] = []  # those of its saves that it has not deleted
-    newest: SnapshotId | None = None  # of its saves, or what it began with
+    kept_saves: list[SnapshotId] = []  # its saves that it has not deleted
+    newest: SnapshotId | None = None  # the newest of its saves, or what it began with
     newest_unix: float | None = None  # when the files of that save were read
-    frozen: SnapshotId | None = None  # holds its frozen command, which goes on in its next attempt
-    final: SnapshotId | None = None  # holds the end of the command; its machine may be destroyed
+    # the snapshot with its frozen command, which goes on in its next attempt
+    frozen: SnapshotId | None = None
+    # the snapshot with the end of the command; its machine may then be destroyed
+    final: SnapshotId | None = None
     aside: str = ""  # newer work of other machines that it did not go on from, in words
-    log_offset: int = 0  # what the runs have shown of the log
-    why: str = ""  # of its state, for people
+    log_offset: int = 0  # how much of the log runs have shown
+    why: str = ""  # the reason of its state, for people
     ended_unix: float | None = None
     version: int = 0  # counts its writes
 
@@ -148,7 +152,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> str:
-        """Its state, and why, in words."""
+        """The job's state, and why, in words."""
         return f"{self.state}: {self.why}" if self.why else self.state
 
     @property
@@ -158,8 +162,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def turn(self) -> tuple[bool, bool, float, str]:
-        """Sorts the jobs of a workspace, which run one after the other. One that has begun goes
-        on, whatever the clocks of hosts say; else the oldest is first."""
+        """The key that sorts the jobs of a workspace, which run one after the other. A job that has
+        begun comes first, whatever the clocks of hosts say; otherwise the oldest does."""
         return (not self.attempts, self.rented is None, self.created_unix, self.id)
 
     @property
@@ -169,12 +173,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return newest if newest is not None and not newest.end else None
 
     def worked_s(self, now_unix: float) -> float:
-        """How long its command has run, in all attempts."""
+        """Seconds that the command has run, in all attempts."""
         return sum((one.ended_unix or now_unix) - one.began_unix for one in self.attempts)
 
     def has_nodes_for(self, machine: MachineId) -> bool:
-        """Whether the command may run there: its other machines work on the open attempt, or are
-        ready for a first one."""
+        """Whether the command may run on this machine: the job's other machines work on the open
+        attempt, or are ready for a first one."""
         if self.nodes == 1:
             return True
         if self.attempt is not None:
@@ -197,7 +201,7 @@ class Stop(msgspec.Struct, frozen=True):
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
-    """A person's word that a job may use more than it was submitted with. 0: as before."""
+    """A person's permission for a job to use more than it was submitted with. 0: unchanged."""
 
     max_hours: float = msgspec.field(name="most_hours", default=0.0)
     max_usd: float = msgspec.field(name="most_usd", default=0.0)
@@ -205,7 +209,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     approved_unix: float
 
     def changes(self, job: Job) -> dict[str, Any]:
-        """What of the job's record is other than was approved."""
+        """The fields of the job's record that differ from what was approved."""
         wanted = {
             "max_hours": self.max_hours or job.max_hours,
             "max_usd": self.max_usd or job.max_usd,
@@ -233,7 +237,9 @@ def log_path(spec: WorkspaceSpec, job: str) -> str:
 def job_id(text: str) -> str:
     """Check a job's id; raises InvalidInput."""
     if not is_job_id(text):
-        raise InvalidInput(f"{text!r} is not a job's id: they look like 3f2a9c81d04e")
+        raise InvalidInput(
+            f"{text!r} is not a job's id, such as 3f2a9c81d04e: `torpor job list` shows the ids"
+        )
     return text
 
 
@@ -272,7 +278,8 @@ class Jobs:
     def open(self, unread: Unread | None = None) -> list[Job]:
         """Every job that has not ended, by their turns. ``unread``: as in Records.read_each."""
         names = self._names("open")
-        ended = set(self._names("ended")) if names else set()  # after it: what ends meanwhile
+        # listed after the open ones: a job that ends meanwhile is not lost
+        ended = set(self._names("ended")) if names else set()
         jobs = []
         for name in names:
             with left_out(self._key("ended", name), unread):
@@ -297,8 +304,8 @@ class Jobs:
         """Make ``driver`` the run that drives the job, which may be new. WorkspaceBusy while
         another run drives it, or where one has written the record since it was read; an earlier
         process of the same run is replaced at once. HandedOver if the job has ended.
-        ``driven_for``: the job of that run, where it is another one that waits for this one.
-        ``gone``: the run that says that it drives the job has ended."""
+        ``driven_for``: that run's own job, if it is another one that waits for this job. ``gone``:
+        the run that the record names as the driver has ended."""
         if job.driven and job.driver != driver and not gone:
             raise self._busy(job)
         key = self._key("open", job.id)
@@ -330,12 +337,12 @@ class Jobs:
         return taken
 
     def keep(self, job: Job) -> Job:
-        """Write what its driver knows. HandedOver if another run drives it by now."""
+        """Write what the driver knows. HandedOver if another run drives the job by now."""
         return self._rewrite(job)
 
     def leave(self, job: Job, *, failed: bool = True) -> Job:
-        """Its driver stops and the job has not ended: any run may continue it, later where the
-        driver has ``failed``."""
+        """Note that the driver stops and the job has not ended: any run may continue it, later if
+        the driver has ``failed``."""
         return self._rewrite(job, process="", failures=job.failures + failed)
 
     def end(self, job: Job) -> Job:
@@ -364,7 +371,7 @@ class Jobs:
         return None if found is None else found[0]
 
     def approve(self, job: str, approval: Approval) -> None:
-        """Let the job use more: whoever drives it goes by that soon. A later approval replaces an
+        """Let the job use more; its driver reads the approval soon. A later approval replaces an
         earlier one."""
         self._approvals.put(self._key("approved", job), approval)
 
@@ -379,8 +386,8 @@ class Jobs:
 
     def _rewrite(self, job: Job, **changes: Any) -> Job:
         """Write the record of a job that this run drives, with ``changes``. HandedOver if another
-        run drives it by now. A record that is older than what this run wrote arrived late, at a
-        store that cannot refuse that: it is written over."""
+        run drives it by now. A record that is older than this run's last write arrived late, at a
+        store that cannot refuse late writes: it is overwritten."""
         key = self._key("open", job.id)
         for _ in range(TRIES):
             found = (
@@ -421,7 +428,7 @@ class Jobs:
         return HandedOver(f"job {job.id} of workspace {self.workspace} {by}: this run stops")
 
     def _names(self, kind: Literal["open", "ended"]) -> list[str]:
-        """The ids of these jobs; another program's objects in this prefix have none."""
+        """The ids of the jobs in this prefix; objects of other programs there have none."""
         prefix = f"workspaces/{self.workspace}/jobs/{kind}/"
         names = [found.key.removeprefix(prefix) for found in self._store.list(prefix)]
         return [name for name in names if is_job_id(name)]

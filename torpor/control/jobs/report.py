@@ -12,8 +12,8 @@ from torpor.control.reports import Report, Row
 
 
 class JobCost(msgspec.Struct, frozen=True):
-    """What the machines of a job cost, in words. ``usd``: at most, of the known prices; None where
-    that is not known. ``saved``: by its spot machines, against the same ones on demand."""
+    """What the machines of a job cost, in words. ``usd``: at most, where all prices are known; None
+    otherwise. ``saved``: what its spot machines cost less than the same ones on demand."""
 
     words: str
     usd: float | None = None
@@ -35,7 +35,7 @@ class JobReport(Report, frozen=True):
 
     @property
     def lost_s(self) -> float:
-        """Seconds of work that were done and lost, in all attempts."""
+        """Seconds of work that were lost, in all attempts."""
         return sum(attempt.lost_s for attempt in self.job.attempts)
 
     def title(self) -> str:

@@ -40,13 +40,13 @@ from torpor.shared.wire.autosave import Book, SaveGrant
 from torpor.shared.wire.snapshot import KnownSnapshot
 
 OWN_SAVES: Final = 4
-"""Saves that a machine may make on one book beside those of its schedule: a notice may be
-withdrawn, or follow a recommendation, and a save may fail."""
+"""Saves that a machine may make on one book besides scheduled ones. Several, because a notice may
+be withdrawn, or follow a recommendation, and a save may fail."""
 SCHEDULED_SAVES: Final = OWN_COMMIT_S // 60
 """Scheduled saves on one book: one each minute, until its grants end."""
 PACKS: Final = 2048
-"""128 GiB of packs: a program may write far more than the workspace held. They are 1.4 MB of
-grants, which the machine holds in memory; the names of young packs are half a megabyte."""
+"""Grants for packs in one book, for 128 GiB: a program may write far more than the workspace held.
+They are 1.4 MB, which the machine holds in memory; the names of young packs are half a megabyte."""
 _MOST_YOUNG: Final = 8192
 _YOUNG_S: Final = 24 * 3600.0
 
@@ -60,9 +60,10 @@ def book_for(
     manifest: Manifest | None = None,
     every_s: float = 0.0,
 ) -> Book:
-    """Leave to save the workspace for ``lasts_s``, after notices and every ``every_s`` seconds; 0:
-    after notices alone. ``basis``: the snapshot that the machine's disk was last equal to, None for
-    the newest one; ``manifest``: its manifest, where the caller has it.
+    """The book (presigned URLs and more) by which a machine can save the workspace by itself for
+    ``lasts_s`` seconds, after notices and every ``every_s`` seconds; 0: after notices alone.
+    ``basis``: the snapshot that the machine's disk was last equal to, None for the newest one;
+    ``manifest``: its manifest, where the caller has it.
 
     The grants for the manifests are signed first, and end ``lasts_s`` later: see ``UsablePacks``.
     """
@@ -102,14 +103,14 @@ def book_for(
 
 
 def _lasts_s(store: ObjectStore, workspace: WorkspaceName) -> int:
-    """How long a machine may save on one book. A grant that could replace what was verified ends
-    within COMMIT_S."""
+    """Seconds that a machine may save on one book. A grant that could replace what was verified
+    ends within COMMIT_S."""
     probe = _grant(store, "PUT", new_pack_key(workspace), COMMIT_S)
     return OWN_COMMIT_S if probe.once else COMMIT_S
 
 
 def renewed_s(lasts: float) -> float:
-    """How old a book that ``lasts`` so long may become before its machine gets a new one."""
+    """The age in seconds at which a book that lasts ``lasts_s`` is replaced by a new one."""
     return min(lasts / 2, float(COMMIT_S))
 
 
@@ -121,8 +122,9 @@ def is_own_save(
     since_unix: float,
 ) -> bool:
     """Whether a machine has made the snapshot by itself, on a book that was signed after
-    ``since_unix``, when the job first had a machine: the name has the time of the book. A machine
-    that lies could name any other one, also an earlier job's, which is not this job's to delete."""
+    ``since_unix``, when the job first had a machine: the snapshot's name has the time of the book.
+    Without the check, a machine that lies could name any other snapshot, also an earlier job's, and
+    have this job delete it."""
     if made_at(snapshot).timestamp() < int(since_unix):
         return False
     manifest, _ = open_manifest(store, workspace, snapshot, seal, facts=())
@@ -130,7 +132,8 @@ def is_own_save(
 
 
 def _young(usable: UsablePacks, named: Set[ObjectKey]) -> list[ObjectKey]:
-    """The packs of the last day that are neither named nor marked, the newest first."""
+    """The packs of the last day that are neither named by a snapshot nor marked, the newest
+    first."""
     since_unix = time.time() - _YOUNG_S
     young = [
         pack
@@ -147,8 +150,8 @@ def _sign_saves(
     store: ObjectStore, spec: WorkspaceSpec, every_s: float, end_s: int
 ) -> list[SaveGrant]:
     """Grants for manifests whose names sort after every snapshot, and one after the other: one for
-    each time at which a save is due, and OWN_SAVES more. All names have the time of this book: by
-    that, ``choose`` knows a machine that was given up from its successor."""
+    each time at which a save is due, and OWN_SAVES more. All names have the time of this book, by
+    which ``choose_newest`` tells a machine that was given up from its successor."""
     newest = newest_snapshot(store, spec.name)
     now = datetime.now(timezone.utc)
     due = min(SCHEDULED_SAVES, int(end_s / every_s) + 1) if every_s else 0
@@ -161,7 +164,7 @@ def _sign_saves(
 
 
 def _grant(store: ObjectStore, verb: str, key: ObjectKey, end_s: int) -> Grant:
-    """A save itself tries again, and soon: before a machine ends, seconds count. No request of it
-    waits for a store that is away."""
+    """A grant without patience: the save itself tries again, and soon, because seconds count before
+    a machine ends."""
     grant = store.grant(verb, key, expires_s=end_s)
     return msgspec.structs.replace(grant, patience_s=0.0)

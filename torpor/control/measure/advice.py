@@ -11,7 +11,7 @@ from torpor.control.store_prices import StorePrice
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """One recommendation and the measurement that it stands on."""
+    """One recommendation, and the measurement on which it rests."""
 
     about: str
     choice: str
@@ -19,7 +19,7 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 def advise(figures: Sequence[Figure], prices: Mapping[str, StorePrice | None]) -> list[Advice]:
-    """What can be said from what was measured; nothing about what was not."""
+    """The advice that the measurements allow."""
     said = [_store(figures, prices), *_codecs(figures)]
     return [advice for advice in said if advice is not None]
 
@@ -36,7 +36,7 @@ def shown(figure: Figure) -> str:
 
 
 def _store(figures: Sequence[Figure], prices: Mapping[str, StorePrice | None]) -> Advice | None:
-    """The store with the fastest way back; of those within its spread, the cheapest."""
+    """The store with the fastest download; of those within its spread, the cheapest."""
     lines = find(figures, "line", direction="down")
     if not lines:
         return None
@@ -95,4 +95,5 @@ def _dated(price: StorePrice) -> str:
 
 
 _RAW_ABOVE = 0.97
-"""As torpor.shared.codecs.choose: below 3 % gained, decoding costs more than the bytes."""
+"""Above this ratio a chunk is stored raw, as in torpor.shared.codecs.choose: below 3 % gained,
+decoding costs more than the bytes."""

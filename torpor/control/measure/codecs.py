@@ -19,13 +19,13 @@ from torpor.shared.codecs.stock import RAW
 from torpor.shared.values import MIB
 
 CHUNK_BYTES: Final = 4 * MIB
-"""As a file of a workspace is cut."""
+"""Bytes of a chunk, as a file of a workspace is cut."""
 
 
 @dataclass(frozen=True)
 class Coder:
-    """A codec as a benchmark drives it: whole chunks in, whole chunks out. ``encode`` says None
-    where nothing is gained: the chunk is then stored raw."""
+    """A codec as a benchmark drives it: whole chunks in, whole chunks out. ``encode`` returns None
+    where nothing is gained; the chunk is then stored raw."""
 
     name: str
     encode: Callable[[memoryview], Buffer | None]
@@ -72,8 +72,8 @@ def coder_of(codec: Codec, element: Element) -> Coder:
 
 
 def coders(element: Element) -> Iterator[Coder]:
-    """The encodings that a CPU writes: nothing else can be advised. A snapshot may hold what only
-    a GPU writes as well, of which these figures say nothing."""
+    """The encodings that a CPU writes, which are the only ones that can be advised. A snapshot may
+    also hold encodings that only a GPU writes; these figures say nothing about them."""
     for encoding in ENCODINGS.values():
         gains = element is not Element.BYTES or not encoding.needs_layout
         if encoding.written_by == "CPU" and gains:
@@ -129,7 +129,7 @@ def figures_of(coded: Coded) -> Iterator[Figure]:
                    measured_from="this host, one core")  # fmt: skip
     yield whole
     if coded.codec == RAW.name:
-        return  # copies nothing: a rate of it would mean nothing
+        return  # the encoding copies nothing, so its rate would mean nothing
     up, down = _rates(coded, coded.encode_s), _rates(coded, coded.decode_s)
     yield replace(whole, phase="", unit="MB/s", values=up, direction="up")
     if down:

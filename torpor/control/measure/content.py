@@ -10,7 +10,7 @@ from math import erf, sqrt
 from pathlib import Path
 from typing import Final
 
-_SIGMA: Final = 0.02  # of a trained layer's weights
+_SIGMA: Final = 0.02  # standard deviation of a trained layer's weights
 _ROW_WORDS: Final = 16
 
 

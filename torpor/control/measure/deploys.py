@@ -13,7 +13,8 @@ FROM_RENTAL: Final = "from rental"
 FROM_SSH: Final = "from SSH"
 _WHOLE: Final = (FROM_RENTAL, FROM_SSH)
 COLD: Final = "cold"
-"""Part of a strategy's name: its environment was made and stored. It is not advised."""
+"""The part of a strategy's name that says that its environment was made and stored first. Such a
+strategy is not advised."""
 
 
 def advise_deploys(figures: Sequence[Figure]) -> list[Advice]:
@@ -68,7 +69,7 @@ def _places(figures: Sequence[Figure]) -> list[tuple[str, str]]:
 
 
 def _beside(figures: Sequence[Figure], figure: Figure, phase: str, unit: str = "s") -> Figure:
-    """Another figure from the starts of ``figure``."""
+    """Another figure from the same starts as ``figure``."""
     (found,) = find(
         figures, "deploy", phase=phase, unit=unit,
         name=figure.name, data=figure.data, measured_from=figure.measured_from,

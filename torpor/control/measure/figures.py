@@ -20,7 +20,7 @@ MB: Final = 1e6
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """Every sample of one figure. What does not apply is empty or None.
+    """All samples of one figure. Fields that do not apply are empty or None.
 
     ``line``: raw random bytes to one store, the most that this host and store were seen to move.
     ``codec``: one encoding on one kind of data. ``deploy``: starts of the stack ``name`` by the
@@ -68,7 +68,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 def frame(figures: Sequence[Figure]) -> pandas.DataFrame:
     """The figures as a table, one line each."""
-    import pandas  # a second of CPU that other flows need not spend
+    import pandas  # importing it takes a second of CPU, which other flows need not spend
 
     columns = list(Figure("line", "", "s", (0.0,)).row())
     return pandas.DataFrame([figure.row() for figure in figures], columns=columns)

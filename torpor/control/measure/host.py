@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""The facts of the host on which figures were measured."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def _commit() -> str:
             check=False,
             cwd=Path(__file__).parent,
         )
-    except OSError:  # no git here
+    except OSError:  # git is not installed here
         return "unknown"
     return done.stdout.decode().strip() or "unknown"

@@ -29,7 +29,7 @@ from torpor.shared.values import (
 )
 
 STALE_S: Final = 600.0
-"""A claim of another host that was not renewed for this long is a dead run's."""
+"""Seconds after which a claim of another host that was not renewed belongs to a dead run."""
 BEAT_S: Final = 60.0
 _CLAIM_MAX_BYTES: Final = 4096
 
@@ -44,8 +44,8 @@ class Claim(msgspec.Struct, frozen=True):
     beat_unix: float
 
     def alive(self) -> bool:
-        """Whether the run may still be at work: certain on this host, by its age on another or in
-        another container, whose processes cannot be seen from here."""
+        """Whether the run may still be at work. Certain for a process of this host; judged by the
+        claim's age for another host or container, whose processes cannot be seen from here."""
         if self.boot == this_host():
             return is_alive(self.process)
         return time.time() - self.beat_unix < STALE_S
@@ -65,8 +65,9 @@ def machines_name(workspace: WorkspaceName) -> WorkspaceName:
 def held(store: ObjectStore, name: WorkspaceName, run: str) -> Iterator[Callable[[], bool]]:
     """Hold ``name`` in ``store`` while a benchmark works there; WorkspaceBusy while another does.
 
-    A claim that a killed run left is taken over. What that run left is the caller's to clear. What
-    is yielded says whether ``name`` is still held: a host that slept may find another run there.
+    A claim that a killed run left is taken over. The caller clears what that run left. Yields a
+    function that says whether ``name`` is still held: after a sleep of the host, another run may
+    hold it.
     """
     _take(store, name, run)
 
@@ -118,7 +119,7 @@ def _take(store: ObjectStore, name: WorkspaceName, run: str) -> None:
                     "until it has ended, or cancel it"
                 )
             claims.replace(key, _claim(run), version)
-        mine = _read(store, name)  # where the store cannot refuse, the last writer has it
+        mine = _read(store, name)  # where the store cannot refuse, the last writer has the claim
     except (ObjectExists, ObjectChanged):
         mine = None
     if mine is None or mine[0].run != run:
@@ -136,7 +137,8 @@ def keep(store: ObjectStore, name: WorkspaceName, run: str, ended: threading.Eve
             if found is None or found[0].run != run:
                 return
             _claims(store).replace(_key(name), _claim(run), found[1])
-        except StoreError:  # the next beat tries again; ten are missed before it counts
+        # the next beat tries again; the claim counts as dead after ten missed beats
+        except StoreError:
             continue
 
 
@@ -148,7 +150,8 @@ def _claim(run: str) -> Claim:
 
 
 def this_host() -> str:
-    """Containers of one host have its boot, and each its own processes."""
+    """The boot of this host and its PID namespace: containers of one host share the boot, and each
+    has its own processes."""
     return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
 
 

@@ -17,10 +17,10 @@ from torpor.shared.transfer.throughput import Moved
 from torpor.shared.values import MIB, Grant, ObjectKey, object_key
 
 CONNECTIONS: Final = 8
-"""As many as an agent uses."""
+"""Connections, as many as an agent uses."""
 OBJECT_BYTES: Final = 8 * MIB
 OBJECTS: Final = 8
-"""One sample moves so many."""
+"""Objects that one sample moves."""
 _GRANT_S: Final = 3600
 
 Move = Callable[[Sequence[Grant], Sequence[Grant], int, int], Moved]
@@ -28,7 +28,7 @@ Move = Callable[[Sequence[Grant], Sequence[Grant], int, int], Moved]
 
 
 class Rates(NamedTuple):
-    """Decimal MB a second each way. They are two things, and never added."""
+    """Decimal MB a second in each direction. The two are never added."""
 
     up: float
     down: float
@@ -51,7 +51,7 @@ def measure_storage(
 
 
 def _moved(store: ObjectStore, where: str, move: Move) -> Rates:
-    """Write a batch of fresh objects and read each once."""
+    """Write a batch of fresh objects, and read each once."""
     keys = [object_key(f"{where}/{n}") for n in range(OBJECTS)]
     puts = [store.grant("PUT", key, expires_s=_GRANT_S) for key in keys]
     gets = [store.grant("GET", key, expires_s=_GRANT_S) for key in keys]

@@ -18,9 +18,10 @@ from torpor.shared.errors import InvalidInput
 from torpor.shared.values import WorkspaceName, names_of
 
 RESERVE_S: Final = 3600.0
-"""A machine is rented only if the budget pays for it, and for all that run, for this long."""
+"""Seconds for which the budget must pay for a machine and for all that run; otherwise the machine
+is not rented."""
 WARN_SHARE: Final = 0.8
-"""At this share of the budget an event is sent."""
+"""The share of the budget at which an event is sent."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +44,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def covers(self, workspace: WorkspaceName, project: str) -> bool:
-        """Whether it limits what is rented under this name, of a workspace of this project."""
+        """Whether the budget limits what a workspace of this project rents under this name."""
         if self.project:
             return project == self.project
         return any(workspace in names_of(name) for name in self.workspaces)
@@ -56,9 +57,9 @@ class BudgetStatus(msgspec.Struct, frozen=True, kw_only=True):
     month: Month
     low: int  # micro-dollars
     high: int
-    running: int  # open rentals
-    usd_h: Fraction  # what they cost together
-    unpriced_us: int  # rented at unknown prices, and not in the sums
+    running: int  # how many rentals are open
+    usd_h: Fraction  # what the open rentals cost together
+    unpriced_us: int  # micro-dollars of rentals at unknown prices, which are not in the sums
 
     @property
     def limit(self) -> int:
@@ -72,13 +73,13 @@ class BudgetStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """What may have been spent, of the budget."""
+        """The share of the budget that may have been spent."""
         return self.high / self.limit
 
     def refusal(self, usd_h: float = 0.0, count: int = 0, for_s: float = RESERVE_S) -> str:
         """Why ``count`` more machines of this price may not be rented; empty where the budget pays
-        for them, and for all that run, for so long. With no machine: whether what is rented already
-        is too much."""
+        for them, and for all that run, for ``for_s`` seconds. With ``count`` 0: whether what is
+        rented already is too much."""
         more = price(usd_h)
         if count and more is None:
             return self.refusal_of_price(usd_h)
@@ -99,7 +100,7 @@ class BudgetStatus(msgspec.Struct, frozen=True, kw_only=True):
         return f"its price is unknown, and budget {self.budget.name} allows known prices only"
 
     def message(self) -> str:
-        """In a sentence: what is spent and what is left."""
+        """One sentence: what is spent and what is left."""
         name, zone = self.budget.name, self.budget.timezone
         unknown = ""
         if self.unpriced_us:
@@ -132,12 +133,12 @@ class OpenBudget(msgspec.Struct, frozen=True):
         return [rental for rental in found if of.covers(rental.label.workspace, rental.project)]
 
     def status(self, now_unix: float) -> BudgetStatus:
-        """How it stands now."""
+        """The status of the budget now."""
         return budget_status(self.budget, self.rentals(now_unix), now_unix)
 
 
 def budget_status(budget: Budget, rentals: Iterable[Rental], now_unix: float) -> BudgetStatus:
-    """How the budget stands; ``rentals`` are those that it counts, of this month at least."""
+    """The status of the budget; ``rentals`` are those that it counts, of this month at least."""
     rentals = list(rentals)
     zone = zone_named(budget.timezone)
     month = Month.of(microseconds(now_unix), zone)
@@ -168,7 +169,7 @@ def exhausted_unix(budget: Budget, rentals: Iterable[Rental], now_unix: float) -
         return None
     zone, month, left = zone_named(budget.timezone), now.month, now.left
     begin_us = microseconds(now_unix)
-    for _ in range(13):  # this month and a whole year: the longest month is among them
+    for _ in range(13):  # this month and a whole year, which contains the longest month
         reached_us = begin_us + left * 3600 / now.usd_h
         end_us = month.plus(1).begin_us(zone)
         if reached_us <= end_us:

@@ -40,18 +40,18 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def low(self) -> int:
-        """Micro-dollars at least; 0 where the price is unknown. Of a price that changes while the
-        machine runs, the one that was offered."""
+        """Micro-dollars at least; 0 where the price is unknown. A price that changes while the
+        machine runs counts as it was offered."""
         return charge(self.rental.price_usd_h, self.low_us)
 
     @property
     def high(self) -> int:
-        """Micro-dollars at most, of the known price; 0 where the price is unknown."""
+        """Micro-dollars at most, at the known price; 0 where the price is unknown."""
         return charge(self.rental.bound_usd_h, self.high_us)
 
     @property
     def unpriced_us(self) -> int:
-        """What was rented, at most, at an unknown price."""
+        """Microseconds at most that were rented at an unknown price."""
         return 0 if price(self.rental.bound_usd_h) else self.high_us
 
 
@@ -61,7 +61,7 @@ def price(usd_h: float) -> Fraction | None:
 
 
 def charge(usd_h: float, us: int) -> int:
-    """Micro-dollars for so many microseconds; 0 if the price is unknown."""
+    """Micro-dollars for this many microseconds; 0 if the price is unknown."""
     return round((price(usd_h) or 0) * us / 3600)
 
 
@@ -84,7 +84,7 @@ def costs(rentals: Iterable[Rental], now_unix: float, zone: ZoneInfo) -> list[Co
 
 
 def spent_since(rental: Rental, since_us: int, now_unix: float) -> int:
-    """Micro-dollars at most since then, of the known price."""
+    """Micro-dollars at most since then, at the known price."""
     return charge(rental.bound_usd_h, rented_since(rental, since_us, now_unix))
 
 
@@ -119,7 +119,7 @@ def shown_now(
 
 
 def until(rental: Rental, end_unix: float | None) -> Rental:
-    """The record, as of a machine that is not counted after ``end_unix``; None: to its own end."""
+    """The record with an end at ``end_unix`` at the latest; None: with its own end."""
     if end_unix is None or (rental.state == "ended" and (rental.ended_unix or 0.0) <= end_unix):
         return rental
     seen_unix = None if rental.seen_unix is None else min(rental.seen_unix, end_unix)

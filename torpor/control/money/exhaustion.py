@@ -18,15 +18,17 @@ from torpor.control.rental.records import Rental
 from torpor.shared.values import MIB
 
 START_S: Final = 300.0
-"""The two minutes of the schedule of `watch`, its look, and a worker that begins the next run."""
+"""Seconds until a hibernation begins: the two minutes of `watch`'s schedule, its look, and a worker
+that starts the next run."""
 LEAST_S: Final = 600.0
-"""A hibernation that stores next to nothing: connect, scan, quiesce, verify, destroy."""
+"""Seconds of a hibernation that stores next to nothing: connect, scan, quiesce, verify, destroy."""
 STORED_BYTES_S: Final = 25 * MIB
-"""The slowest line that is expected: 200 Mbit/s."""
+"""Bytes a second of the slowest line that is expected: 200 Mbit/s."""
 WORK_S: Final = 1800.0
-"""A machine is rented only if it can work for this long before its lead time begins."""
+"""Seconds that a machine must be able to work before its lead time begins; otherwise it is not
+rented."""
 MOST_S: Final = 24 * 3600.0
-"""No lead time is longer."""
+"""Seconds of the longest lead time."""
 
 
 class RunningOut(msgspec.Struct, frozen=True):
@@ -57,15 +59,17 @@ class BudgetsSeen(msgspec.Struct, frozen=True):
 
 
 def lead_s(stored_bytes: int) -> float:
-    """The lead time of a machine whose workspace's newest snapshot has so many stored bytes."""
+    """The lead time in seconds of a machine whose workspace's newest snapshot has this many stored
+    bytes."""
     return min(MOST_S, START_S + hibernation_s(stored_bytes))
 
 
 def hibernation_s(stored_bytes: int) -> float:
-    """How long its hibernation may take, as if all of them had changed."""
+    """Seconds that the machine's hibernation may take, as if all stored bytes had changed."""
     return LEAST_S + stored_bytes / STORED_BYTES_S
 
 
 def reserve_s(stored_bytes: int) -> float:
-    """For how long a budget must pay for a machine of such a workspace, or it is not rented."""
+    """Seconds for which a budget must pay for a machine of such a workspace, or it is not
+    rented."""
     return max(RESERVE_S, lead_s(stored_bytes) + WORK_S)

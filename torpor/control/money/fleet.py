@@ -1,7 +1,7 @@
 """What the machines of each workspace cost now, today and this month, by project and capacity type.
 
-Days and months are UTC's, and bounds are the upper ones, as budgets count. A sum that an unknown
-price is part of is not known.
+Days and months are UTC's, and bounds are the upper ones, as budgets count. A sum that includes an
+unknown price is unknown.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from torpor.shared.values import WorkspaceName
 _UTC: Final = ZoneInfo("UTC")
 _DAY_US: Final = 24 * HOUR_US
 _QUEUED_S: Final = 180.0
-"""How long after a run has last seen a machine in its provider's queue, each minute, it counts as
-there: a run that was killed sees none, and the machine may have left the queue."""
+"""Seconds after a run last saw a machine in its provider's queue for which it counts as queued. A
+run looks each minute; after the run was killed, nobody looks, and the machine may have left the
+queue."""
 
 
 class WorkspaceCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,15 +64,17 @@ def budget_use(status: BudgetStatus) -> BudgetUse:
 
 
 def month_began_unix(now_unix: float, zone: ZoneInfo) -> float:
-    """The records since then are what a budget of that zone needs; ``workspace_costs``: of UTC."""
+    """The begin of the time whose records are needed: of this month in the budget's zone.
+    ``workspace_costs`` uses UTC."""
     return Month.of(microseconds(now_unix), zone).begin_us(zone) / 1e6
 
 
 def workspace_costs(
     workspace: WorkspaceName, project: str, rentals: Sequence[Rental], now_unix: float
 ) -> list[WorkspaceCost]:
-    """Of all rentals of this month. ``project``: the workspace's own, which has a line for each
-    capacity type also where nothing is rented for it: that is known to cost 0."""
+    """The costs of all rentals of this month. ``project``: the workspace's own project, which has a
+    line for each capacity type even where nothing is rented for it, because its cost is then known
+    to be 0."""
     groups: dict[tuple[str, bool], list[Rental]] = {(project, False): [], (project, True): []}
     for rental in rentals:
         if price(rental.bound_usd_h) is None and rental.provider.startswith(OWN_HOST):
@@ -98,7 +101,7 @@ def workspace_costs(
 
 
 def last_wake(workspace: WorkspaceName, rentals: Iterable[Rental]) -> LastWake | None:
-    """None where no rental of this month says it."""
+    """What the newest wake read; None where no rental of this month says it."""
     woken = [one for one in rentals if one.fetched_bytes and one.fetched_s]
     if not woken:
         return None
@@ -107,7 +110,7 @@ def last_wake(workspace: WorkspaceName, rentals: Iterable[Rental]) -> LastWake |
 
 
 def _in_queue(rental: Rental, now_unix: float) -> bool:
-    """Whether its machine waits at its provider, at no cost."""
+    """Whether the rental's machine waits at its provider, at no cost."""
     return rental.queued_unix is not None and now_unix - rental.queued_unix < _QUEUED_S
 
 
@@ -118,7 +121,8 @@ def _hourly(rented: Sequence[Rental]) -> float | None:
 
 
 def _spent(group: Sequence[Rental], since_us: int, now_unix: float) -> float | None:
-    """A rental of unknown price counts if a machine was, or may have been, there since then."""
+    """Micro-dollars spent since then; None if unknown. A rental of unknown price makes it unknown
+    if its machine existed, or may have existed, since then."""
     unpriced = (one for one in group if price(one.bound_usd_h) is None)
     if any(rented_since(one, since_us, now_unix) for one in unpriced):
         return None

@@ -33,12 +33,12 @@ class Month(msgspec.Struct, frozen=True, order=True):
         return cls(local.year, local.month)
 
     def plus(self, months: int) -> Month:
-        """The month so many later; earlier where ``months`` is negative."""
+        """The month that is ``months`` later; earlier where that is negative."""
         year, number = divmod(12 * self.year + self.number - 1 + months, 12)
         return Month(year, number + 1)
 
     def begin_us(self, zone: ZoneInfo) -> int:
-        """When it begins."""
+        """When the month begins, in microseconds."""
         return (datetime(self.year, self.number, 1, tzinfo=zone) - _EPOCH) // _MICROSECOND
 
 

@@ -15,7 +15,8 @@ from torpor.control.store.records import Unread
 from torpor.control.store_prices import StorePrice
 
 RESERVED_H: Final = 290.0
-"""40 % of a month. No market discounts a reservation so much that less use pays."""
+"""Hours of use in a month, 40 %, from which a reservation may pay. No market's discount is so large
+that less use pays."""
 MOST_RESERVED: Final = 5
 
 _NOT_COUNTED: Final = (
@@ -53,7 +54,7 @@ def page(
 
 
 def _worth_a_reservation(found: Sequence[SpendingLine]) -> list[str]:
-    """One line that names what was rented for most of a month; nothing where there was none."""
+    """One line naming what was rented for most of a month; empty where nothing was."""
     hours: Counter[tuple[str, str, str]] = Counter()
     for line in found:
         if line.kind == MACHINES and line.gpu:
@@ -84,7 +85,7 @@ def _month(month: Month, found: Sequence[SpendingLine]) -> dict[str, str]:
 
 
 def _storage(found: Sequence[SpendingLine], price: StorePrice | None) -> list[dict[str, str]]:
-    """A row for each workspace; what its bytes cost if they stay for a month."""
+    """A row for each workspace: its bytes, and what they cost if they stay for a month."""
     return [
         {
             "workspace": line.workspace,

@@ -52,7 +52,7 @@ class SpendingLine(msgspec.Struct, frozen=True, kw_only=True):
         return self.spot_us / self.high_us if self.high_us else None
 
     def record(self) -> dict[str, Any]:
-        """As a line of the DataFrame: dollars as exact decimals, hours as floats."""
+        """The line as one of the DataFrame: dollars as exact decimals, hours as floats."""
         return {
             "month": str(self.month),
             "kind": self.kind,
@@ -72,7 +72,7 @@ class SpendingLine(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def row(self) -> Row:
-        """As a line of the UI's table."""
+        """The line as one of the UI's table."""
         if self.kind == STORAGE:
             usd = self.stored_usd_month
             cost = "no price known" if usd is None else f"{usd:,.2f} $ a month, as it is now"
@@ -103,8 +103,8 @@ def lines(
     store: str = "",
     now: Month | None = None,
 ) -> list[SpendingLine]:
-    """All lines, the newest month first, and in a month what cost most. ``of``: the workspace of
-    each name that machines are rented under."""
+    """All lines, the newest month first, and within a month the highest cost first. ``of``: the
+    workspace of each name that machines are rented under."""
     groups: dict[tuple[Month, str, str, str, str], list[Cost]] = {}
     for cost in costs:
         rental = cost.rental
@@ -148,7 +148,7 @@ def lines(
 
 def frame(found: Sequence[SpendingLine]) -> pandas.DataFrame:
     """The lines as a table."""
-    import pandas  # a second of import that other flows need not spend
+    import pandas  # importing it takes a second, which other flows need not spend
 
     columns = list(SpendingLine(month=Month(1970, 1), workspace="", provider="").record())
     return pandas.DataFrame([line.record() for line in found], columns=columns)
@@ -159,7 +159,7 @@ def rows(
     unread: Unread = {},  # noqa: B006 - it is never changed
 ) -> list[Row]:
     """The UI's table; its last rows say what is left out: lines, and records that cannot be
-    believed."""
+    trusted."""
     shown = [line.row() for line in found[:MOST_ROWS]]
     if len(found) > MOST_ROWS:
         more = f"and {len(found) - MOST_ROWS:,} more: in Python, spend returns them all"

@@ -25,7 +25,7 @@ class StorageUse(msgspec.Struct, frozen=True):
 
 
 def look(store: ObjectStore) -> dict[WorkspaceName, int]:
-    """The bytes under each name that the store keeps anything under. Lists every object."""
+    """The bytes under each name in the store. Lists every object."""
     found: dict[WorkspaceName, int] = {}
     for stored in store.list(_PREFIX):
         name = WorkspaceName(stored.key.removeprefix(_PREFIX).partition("/")[0])
@@ -34,8 +34,8 @@ def look(store: ObjectStore) -> dict[WorkspaceName, int]:
 
 
 def workspaces(names: dict[WorkspaceName, int]) -> dict[WorkspaceName, WorkspaceName]:
-    """The workspace that each of these names belongs to: its own, its drills', its benchmarks' and
-    its homes'."""
+    """The workspace to which each of these names belongs: its own name, and those of its drills,
+    benchmarks and homes."""
     known = {name: name for name in names}
     for name in [*names]:
         if not name.startswith((*RESERVED, HOME)):

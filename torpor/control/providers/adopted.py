@@ -1,4 +1,4 @@
-"""Machines of a user's own whose market cannot be told that they are ours."""
+"""Machines that a user rented, at a market that cannot store torpor's label."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from torpor.shared.values import Label, Machine
 
 
 class Adopted(dict[str, Label]):
-    """The labels by machine, as the records say. Only this object knows them."""
+    """The labels of adopted machines, as the records say. The market does not know them."""
 
     def mark(self, machine: Machine, label: Label | None) -> None:
-        """See ``providers.provider.Adopts``: a provider takes it for its own."""
+        """See ``providers.provider.Adopts``: a provider uses this method as its own."""
         if label is None:
             self.pop(machine.id, None)
         else:

@@ -9,7 +9,7 @@ from torpor.shared.values import Label, Machine
 
 
 def check_request(identity: str, machine: Machine, warrant: Warrant) -> None:
-    """A real warrant, and a machine of this provider; else UnsafeDestroy."""
+    """UnsafeDestroy unless the warrant is real and the machine is one of this provider."""
     if type(warrant) is not Warrant:
         raise UnsafeDestroy(
             f"machine {machine.id} was to be destroyed with a {type(warrant).__name__} that "
@@ -23,7 +23,7 @@ def check_request(identity: str, machine: Machine, warrant: Warrant) -> None:
 
 
 def warranted(provider: Provider, machine: Machine, warrant: Warrant) -> Machine | None:
-    """The live machine, which ``warrant`` allows to end; None when there is none to end."""
+    """The live machine that ``warrant`` allows to end; None when there is none."""
     check_request(provider.identity, machine, warrant)
     live = provider.find(machine.id)
     if isinstance(live, Absent):
@@ -34,8 +34,8 @@ def warranted(provider: Provider, machine: Machine, warrant: Warrant) -> Machine
 
 
 def to_mark(provider: Provider, machine: Machine, label: Label | None) -> bool:
-    """Whether the machine is still to be marked with ``label``. NotOurs where it is not there, or
-    shows another label than ``machine`` has."""
+    """Whether the machine still has to be marked with ``label``. NotOurs where it does not exist,
+    or shows another label than ``machine`` has."""
     live = provider.find(machine.id)
     if isinstance(live, Absent) or live.label not in (label, machine.label):
         shown = "is not there" if isinstance(live, Absent) else f"carries label {live.label}"

@@ -11,7 +11,7 @@ import msgspec
 
 from torpor.control.providers.market_client import MarketClient, Refusal
 
-_LEAD_S: Final = 60.0  # a token that ends sooner is renewed
+_LEAD_S: Final = 60.0  # a token that ends within these seconds is renewed
 
 
 class _Token(msgspec.Struct):

@@ -14,16 +14,20 @@ from torpor.shared.errors import InvalidInput
 from torpor.shared.values import machine_path
 
 _TAKEN: Final = re.compile(
-    r"_|HOME|LOGNAME|MAIL|(?:OLD)?PWD|PATH|SHELL|SHLVL|SSH_.*|TERM|USER"  # a session has its own
-    r"|ld_path|ld_preload|saves|RUNPOD_POD_USER"  # the start of the container has its own
-    r"|CONTAINER_(?:ID|API_KEY)|RUNPOD_(?:POD_ID|API_KEY)"  # by these a machine ends itself
+    # a login session sets its own
+    r"_|HOME|LOGNAME|MAIL|(?:OLD)?PWD|PATH|SHELL|SHLVL|SSH_.*|TERM|USER"
+    r"|ld_path|ld_preload|saves|RUNPOD_POD_USER"  # the container's start script sets its own
+    # with these variables a machine ends itself
+    r"|CONTAINER_(?:ID|API_KEY)|RUNPOD_(?:POD_ID|API_KEY)"
 )
 _SHORT: Final = 6
-"""A shorter value, such as 1 or debug, is also a part of other words: no message hides it."""
+"""Characters below which a secret value is not hidden: a short value, such as 1 or debug, is also a
+part of other words."""
 _SYSTEM: Final = re.compile(
     r"/|/(?:root|home|home/[^/]+)|/(?:root|home/[^/]+)/\.(?:ssh|torpor)(?:/.*)?|/(?:bin|boot|dev|etc|lib\w*|proc|run|sbin|sys|tmp|usr|var)(?:/.*)?"
 )
-"""Where no volume may be mounted: it would hide what a machine needs, or take its keys."""
+"""Directories where no volume may be mounted: it would hide what a machine needs, or take its
+keys."""
 _MOST_PORTS: Final = 32
 _SSH: Final = 22
 
@@ -57,8 +61,8 @@ class Container:
 
     @property
     def secrets(self) -> Secrets:
-        """What no message may quote, whatever a market repeats."""
-        password = re.search(r" -p (\S+)", self.login)  # as ``docker login`` takes it
+        """The values that no message may quote, whatever a market repeats."""
+        password = re.search(r" -p (\S+)", self.login)  # in the form of ``docker login``
         words = {**self.env, "password": password[1] if password else ""}
         return Secrets({name: word for name, word in words.items() if len(word) >= _SHORT})
 
@@ -67,7 +71,7 @@ PLAIN: Final = Container()
 
 
 def volume(text: str) -> Volume:
-    """The volume that NAME:/PATH mounts. InvalidInput."""
+    """The volume of a text such as NAME:/PATH. Raises InvalidInput."""
     name, _, path = text.strip().partition(":")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,252}", name) or not path.startswith("/"):
         raise InvalidInput(
@@ -82,7 +86,7 @@ def volume(text: str) -> Volume:
 
 
 def _check_variable(name: str, value: object) -> None:
-    """InvalidInput, without the value: it may be a secret."""
+    """Raise InvalidInput for a variable, without its value, which may be a secret."""
     if not is_variable(name) or _TAKEN.fullmatch(name):
         raise InvalidInput(
             f"env: a container cannot be given the variable {name[:80]!r}: use letters, digits "

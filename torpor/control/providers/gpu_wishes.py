@@ -29,14 +29,14 @@ _BESIDE: Final = ("GB200", "GB300", "GH200", "H20", "H800", "L2", "L20", "T4G", 
 MODELS: Final = frozenset(
     gpu.model for name in (*GPU_NAMES, *_BESIDE) if (gpu := parse_gpu(name)) is not None
 )
-"""The models that have a name here. Others may be on sale, under a name of the same shape."""
+"""The models that have a name here. Others may be sold, under names of the same form."""
 
 
 class GpuWish(msgspec.Struct, frozen=True):
     """One of the machines that somebody takes. ``count``: how many GPUs at least; 0 for a machine
     without any. ``gpu``: None for any model; its model is empty where only memory counts."""
 
-    text: str  # without the count
+    text: str  # the wish without the count
     count: int
     gpu: GpuModel | None = None
 
@@ -60,8 +60,8 @@ def wishes_of(want: Want) -> tuple[GpuWish, ...]:
 
 
 def counted(text: str) -> str:
-    """The same wishes, in which the number of `1x H100` holds whatever else is asked for: `H100:1`.
-    In a block it does not, because blocks were saved in which another number alone counted."""
+    """The wishes, with the number of `1x H100` made binding: `H100:1`. In a block such a number is
+    not binding, because older blocks were saved where only another setting's number counted."""
 
     def one(part: str) -> str:
         times = _TIMES.fullmatch(part)
@@ -71,7 +71,7 @@ def counted(text: str) -> str:
 
 
 def is_known(wish: GpuWish) -> bool:
-    """Whether its model has a name here."""
+    """Whether the wish's model has a name here."""
     return wish.gpu is None or wish.gpu.model in {"", *MODELS}
 
 
@@ -94,13 +94,14 @@ def _wishes(text: str, count: int) -> tuple[GpuWish, ...]:
 def _wish(text: str, count: int) -> GpuWish:
     name = text
     if times := _TIMES.fullmatch(text):
-        # Blocks were saved in which the number of GPUs alone counted, and not this one.
+        # Older blocks were saved where only the number of GPUs in another setting counted, and not
+        # this one.
         name, count = (times[2] or times[4]).strip(), max(int(times[1] or times[3]), count)
     elif counted := _COUNT.fullmatch(text):
         name, count = counted[1], int(counted[2])
     if not 1 <= count <= MOST_GPUS:
         raise InvalidInput(f"the GPU {text!r} is wanted {count} times: 1 to {MOST_GPUS} times")
-    if _COUNTED.search(name):  # else it would be dropped, and one GPU be rented
+    if _COUNTED.search(name):  # otherwise the number would be dropped, and one GPU be rented
         raise InvalidInput(f"the number of GPUs in {text!r} is not understood. Please {GRAMMAR}")
     name = " ".join(name.replace(":", " ").split())
     if name.lower() == "none":

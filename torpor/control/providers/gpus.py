@@ -27,11 +27,12 @@ _SUFFIX: Final = {
     "tisuper": " Ti SUPER", "sti": " Ti SUPER", "ti": " Ti", "super": " SUPER", "s": " SUPER",
     "d": " D", "": "",
 }  # fmt: skip
-_TOLERANCE: Final = 0.9  # a "24 GB" card reports 22.5 GiB
+# share of the stated memory that counts as enough: a "24 GB" card reports 22.5 GiB
+_TOLERANCE: Final = 0.9
 
 
 class GpuModel(msgspec.Struct, frozen=True):
-    """One model of GPU. ``form`` and ``vram_gib`` are empty where nobody states them."""
+    """One model of GPU. ``form`` and ``vram_gib`` are empty where they are unknown."""
 
     model: str  # "H100", "RTX 4090", "RTX 6000 Ada"
     form: str = ""  # "SXM", "PCIe", "NVL"; "Workstation", "Server", "Max-Q" of an RTX PRO
@@ -72,7 +73,7 @@ def gpu_misfit(wanted: GpuModel, gpu: GpuModel | None) -> str:
 
 
 def least_vram_gib(wanted_gib: float) -> float:
-    """What a GPU that is called so large has to report."""
+    """The GiB that a GPU sold with this much memory has to report at least."""
     return wanted_gib * _TOLERANCE
 
 

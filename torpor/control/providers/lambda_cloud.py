@@ -37,11 +37,11 @@ from torpor.shared.values import Endpoint, Label, Machine, MachineId, Want
 URL: Final = "https://cloud.lambda.ai"
 _API: Final = "/api/v1"
 _SSH_PORT: Final = 22
-_CUDA: Final = (12, 8)  # what the driver in Lambda's default image supports
+_CUDA: Final = (12, 8)  # the CUDA version that the driver in Lambda's default image supports
 _EVERY_S: Final = 1.0
 _LAUNCH_EVERY_S: Final = 12.0
-"""Between two requests, and between two launches: the limits that Lambda's specification 1.10.0
-states. SkyPilot's client was held to one launch in 10 s."""
+"""Seconds between two launches, and in _EVERY_S between two requests: the limits of Lambda's
+specification 1.10.0. SkyPilot's client was held to one launch in 10 s."""
 _POLL_S: Final = 2.0
 _LAUNCH: Final = f"{_API}/instance-operations/launch"
 _GONE: Final = "global/object-does-not-exist"
@@ -151,7 +151,8 @@ class _Client(MarketClient):
 
     def _exchanged(self, method: str, path: str, **sent: Any) -> httpx.Response:
         if path == _LAUNCH:
-            with self._launches:  # one waits for the other; other requests wait for none
+            # launches wait for each other; other requests do not wait for a launch
+            with self._launches:
                 self._sleep_until(self._next_launch_s)
                 self._next_launch_s = self._take_turn() + _LAUNCH_EVERY_S
         else:
@@ -159,7 +160,7 @@ class _Client(MarketClient):
         return super()._exchanged(method, path, **sent)
 
     def _take_turn(self) -> float:
-        """Wait until a request may be sent; when that is."""
+        """Wait until a request may be sent; returns when that is."""
         with self._lock:
             at_s = max(self._clock(), self._next_s)
             self._next_s = at_s + _EVERY_S
@@ -329,7 +330,7 @@ class LambdaProvider:
         body = {"name": f"torpor-{digest.hexdigest()}", "public_key": public_key}
         answer = self._client.ask("POST", f"{_API}/ssh-keys", _SshKeyData, body=body)
         if isinstance(answer, Refusal):
-            # Another run may have added it meanwhile, or this one before its answer was lost.
+            # Another run may have added the key meanwhile, or this one before its answer was lost.
             if known := self._key_name(public_key):
                 return known
             raise self._client.refused(answer, "register the SSH key")
@@ -373,7 +374,7 @@ class LambdaProvider:
 
 
 def _material(public_key: str) -> str:
-    """Without the comment."""
+    """A public key without its comment."""
     return " ".join(public_key.split()[:2])
 
 

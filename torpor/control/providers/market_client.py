@@ -28,16 +28,17 @@ from torpor.shared.values import learned
 
 TIMEOUT: Final = httpx.Timeout(30.0, connect=10.0)
 MOST_BYTES: Final = 64 << 20
-"""The longest answer that is read."""
+"""Bytes of the longest answer that is read."""
 MOST_S: Final = 120.0
-"""A market that sends a byte every few seconds is waited for no longer."""
+"""Seconds after which an answer is given up, so that a market that sends a byte every few seconds
+delays nobody for long."""
 _FRAME: Final = frozenset({"content-encoding", "content-length", "transfer-encoding"})
-_TRIES: Final = 4  # of what is safe to repeat
+_TRIES: Final = 4  # tries of a request that is safe to repeat
 _FIRST_WAIT_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 30.0
-_TOLD_CHARACTERS: Final = 300  # of an answer, in an error message
+_TOLD_CHARACTERS: Final = 300  # characters of an answer in an error message
 UNDECIDED: Final = frozenset({408, 425, 499})
-"""What a gateway may also answer to a request that the market carries out."""
+"""Statuses that a gateway may send for a request that the market carries out all the same."""
 _LINE: Final = re.compile(r"[A-Za-z0-9][\w .-]{0,199}")
 NO_SECRETS: Final = Secrets()
 
@@ -46,7 +47,7 @@ _Shape = TypeVar("_Shape")
 
 @functools.cache
 def _authorities() -> ssl.SSLContext:
-    """Whom every client trusts. To read their certificates takes 0.07 s of CPU."""
+    """The certificate authorities that every client trusts. Reading them takes 0.07 s of CPU."""
     return httpx.create_ssl_context()
 
 
@@ -67,7 +68,8 @@ def is_denied(refusal: Refusal) -> bool:
 
 
 def is_decided(refusal: Refusal) -> bool:
-    """Whether the market has refused. Else a gateway may have, and the request may be done."""
+    """Whether the market itself has refused. Otherwise a gateway may have, and the request may be
+    carried out."""
     return refusal.status < 500 and refusal.status not in UNDECIDED
 
 
@@ -78,7 +80,7 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """One request and what came of it. It holds secrets."""
+    """One request and its outcome. It holds secrets."""
 
     method: str
     url: str
@@ -86,7 +88,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     request: bytes
     began_unix: float
     seconds: float
-    status: int | None = None  # None: no answer
+    status: int | None = None  # None: no answer came
     headers: list[tuple[str, str]] = []
     body: bytes = b""
     error: str = ""
@@ -156,7 +158,7 @@ class MarketClient:
             headers={"User-Agent": "torpor", **login},
             transport=transport,
             timeout=timeout,
-            limits=httpx.Limits(max_keepalive_connections=0),  # nobody closes a provider
+            limits=httpx.Limits(max_keepalive_connections=0),  # nobody closes a provider's client
             verify=_authorities(),
         )
 
@@ -165,11 +167,11 @@ class MarketClient:
         self._http.base_url = httpx.URL(url)
 
     def read(self, shape: type[_Shape], path: str, params: Mapping[str, str] = {}) -> _Shape:
-        """GET. Any refusal is an error."""
+        """Send a GET. Any refusal is an error."""
         return self._accepted(self.ask("GET", path, shape, params=params), f"GET {path}")
 
     def search(self, shape: type[_Shape], path: str, body: Any) -> _Shape:
-        """POST that changes nothing."""
+        """Send a POST that changes nothing."""
         return self._accepted(self.ask("POST", path, shape, body=body), f"POST {path}")
 
     def ask(
@@ -181,12 +183,12 @@ class MarketClient:
         params: Mapping[str, str] | None = None,
         body: Any = None,
     ) -> _Shape | Refusal:
-        """A request that is safe to repeat. ProviderUnavailable after some tries."""
+        """Send a request that is safe to repeat. ProviderUnavailable after some tries."""
         return self._tried("repeat", method, path, shape, params, body)
 
     def seek(self, method: str, path: str, shape: type[_Shape], doing: str) -> _Shape | None:
-        """A request about one thing, which is safe to repeat; None where the market does not have
-        it. Any other refusal is an error."""
+        """Send a request about one thing, which is safe to repeat; None where the market does not
+        have the thing. Any other refusal is an error."""
         answer = self.ask(method, path, shape)
         if not isinstance(answer, Refusal):
             return answer
@@ -203,16 +205,16 @@ class MarketClient:
         *,
         reads_conflict: bool = False,
     ) -> _Shape | Refusal:
-        """A request that rents: carried out once at most. CreateUncertain when nobody knows whether
-        it was; ProviderUnavailable when it certainly was not. ``reads_conflict``: the caller finds
-        out what a 409 means."""
+        """Send a request that rents, which is carried out once at most. CreateUncertain when nobody
+        knows whether it was; ProviderUnavailable when it certainly was not. ``reads_conflict``: the
+        caller finds out what a 409 means."""
         answer = self._tried("once", method, path, shape, None, body)
         if isinstance(answer, Refusal) and answer.status == 409 and not reads_conflict:
             raise self.uncertain(answer, f"{method} {path}")
         return answer
 
     def refused(self, refusal: Refusal, doing: str) -> ProviderError:
-        """The error for a refusal that no caller handles itself."""
+        """The error for a refusal that the caller does not handle itself."""
         tells = self.denied if self.denies(refusal) else self.unexpected
         return tells(refusal, doing)
 
@@ -295,7 +297,7 @@ class MarketClient:
         except (msgspec.DecodeError, RecursionError) as cause:
             if self._lines and answer.is_success and _LINE.fullmatch(answer.text.strip()):
                 decoded = answer.text.strip()
-            elif answer.is_success:  # a gateway's page: the market has not spoken
+            elif answer.is_success:  # a gateway's page: the market itself has not answered
                 told = f"no JSON: {text[:_TOLD_CHARACTERS]}"
                 raise self._unanswered(effect, told, doing) from cause
             else:
@@ -360,7 +362,7 @@ class MarketClient:
         return answer
 
     def _whole(self, method: str, path: str, **sent: Any) -> httpx.Response:
-        """The answer, read to its end; httpx.ReadError where that is too far or does not come."""
+        """The whole answer; httpx.ReadError where it is too long or does not end in time."""
         until_s = time.monotonic() + MOST_S
         with self._http.stream(method, path, **sent) as answer:
             body = bytearray()

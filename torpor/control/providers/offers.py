@@ -18,29 +18,29 @@ from torpor.shared.values import Want
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing on sale at a provider. None where the provider does not state it."""
+    """One thing on sale at a provider. Fields that the provider does not state are None."""
 
     id: str
     provider: str
     gpu: GpuModel | None  # None: no GPU
     gpu_count: int
-    price_usd_h: float  # of everything: machine, the wanted disk, address; of spot, what it bids
+    price_usd_h: float  # for everything: machine, the wanted disk, address; for spot, with the bid
     region: str
     disk_gib: float  # the most that it can have
     image_gib: float = 0.0  # what the image takes of the disk besides
     domain: str  # the failure domain: where this one is sold out, all of the same domain are
-    priced_unix: float  # when the price was true
+    priced_unix: float  # when the price was read
     spot: bool = False
-    bid_usd_h: float | None = None  # of spot, where the market bills the bid: the part to bid
-    most_usd_h: float | None = None  # of spot whose price changes while it runs: the most it costs
-    on_demand_usd_h: float | None = None  # of spot: what the same machine costs on demand
+    bid_usd_h: float | None = None  # for spot where the market bills the bid: the part to bid
+    most_usd_h: float | None = None  # for spot whose price changes while it runs: the most it costs
+    on_demand_usd_h: float | None = None  # for spot: what the same machine costs on demand
     available: bool | None = None
     reliability: float | None = None  # 0 to 1
     many_owners: bool = False
-    """On a host of one of many owners. Without a stated reliability nothing is known of it; a data
-    centre that states none counts as reliable."""
+    """Whether the host belongs to one of many owners. Without a stated reliability nothing is known
+    of such a host; a data centre that states none counts as reliable."""
     architecture: str = "x86_64"
-    cuda: tuple[int, int] | None = None  # the newest that its driver supports
+    cuda: tuple[int, int] | None = None  # the newest CUDA version that its driver supports
     driver: tuple[int, ...] | None = None  # NVIDIA's
     ram_gib: float | None = None
     cores: float | None = None
@@ -95,13 +95,13 @@ def misfit(offer: Offer, want: Want) -> str:
 
 
 def preference(offer: Offer, want: Want) -> int:
-    """The place of the first of the wanted GPUs that an offer has which fits."""
+    """The position, among the wanted GPUs, of the first one that a fitting offer has."""
     wishes = enumerate(wishes_of(want))
     return next((place for place, wish in wishes if not wish.misfit(offer.gpu, offer.gpu_count)), 0)
 
 
 def wanting_only(want: Want, place: int) -> Want:
-    """``want`` with the GPU at that place of its preferences alone."""
+    """``want`` with only the GPU at that position of its preferences."""
     wishes = wishes_of(want)
     if not wishes:
         return want
@@ -111,7 +111,7 @@ def wanting_only(want: Want, place: int) -> Want:
 
 
 def asked(want: Want) -> list[Want]:
-    """What to ask a market for: each number of GPUs by itself, with the models of that number.
+    """The requests to a market: one for each number of GPUs, with the models of that number.
     InvalidInput where the GPU is not understood."""
     names: dict[int, list[str]] = {}
     for wish in wishes_of(want):
@@ -135,10 +135,10 @@ def blocks(error: TorporError, failed: Offer, other: Offer) -> bool:
 
 
 def _older(version: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """By the parts that both state."""
+    """Whether a version is older than another, by the parts that both state."""
     return version[: len(wanted)] < wanted[: len(version)]
 
 
 def dotted(version: tuple[int, ...], digits: int = 1) -> str:
-    """A version for people, such as 12.4; each part has at least so many ``digits``."""
+    """A version for people, such as 12.4; each part has at least ``digits`` digits."""
     return ".".join(f"{part:0{digits}}" for part in version)

@@ -21,7 +21,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """What every machine of a provider is, and what the provider's API can do."""
 
     kind: Literal["vm", "container", "pod", "folder"]
-    privileged: bool  # root that may load modules and dump processes
+    privileged: bool  # root that may load kernel modules and dump processes
     host_key: Literal["installed", "stated", "first use"]
     """``installed``: the machine shows ``Order.host_key``. ``stated``: the API says which key, in
     ``Machine.endpoint``. ``first use``: the key of the first login is pinned."""
@@ -30,31 +30,31 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     misses a machine that is not listed yet."""
     settling_s: float  # how long after a create a machine may be missing from answers
     forgets_s: float | None = None
-    """How long the market tells at least that a machine has ended. Later it may know nothing of it,
-    so that repeated absences must do. None: it proves each end for ever."""
+    """Seconds for which the market says at least that a machine has ended. Later it may not know
+    the machine, so that repeated absences must do. None: it proves each end for ever."""
     ready_s: float  # an attempt whose SSH does not answer by then is given up
     address_s: float | None = None
-    """How long a machine may run without an address for SSH until an attempt is given up. None: as
-    long as it may start."""
+    """Seconds that a machine may run without an address for SSH before an attempt is given up.
+    None: as long as it may start."""
     poll_s: float = 0.0
-    """How long to wait at least between two questions about a machine that starts, where the market
+    """Seconds to wait at least between two questions about a machine that starts, where the market
     limits requests."""
     queue_s: float = 0.0  # how long it may wait in the provider's queue before that
     stop_keeps: Literal["nothing", "disk", "volume"]
     restarts: bool = False
     """Whether ``Restarts.start`` can start a machine that was stopped with its disk kept."""
-    stopped_usd_gib_month: float | None  # what the kept disk costs; None: not stated
+    stopped_usd_gib_month: float | None  # USD per GiB and month of the kept disk; None: not stated
     min_disk_gib: float
-    billing_s: float  # the granularity of the bill
+    billing_s: float  # seconds to which the bill is rounded up
     ending_s: float = 0.0
-    """How long an accepted destroy may take, and is billed, where that is hours."""
+    """Seconds that an accepted destroy may take, and is billed, where that is hours."""
     notice_s: float | None  # the warning before a spot machine is taken; None: none
     notices: tuple[NoticeSource, ...] = ()
     """Where a machine itself can ask for that warning. Otherwise only the provider's state shows
     that a machine was taken."""
     deadline_s: float | None = None
-    """How long a machine runs until it is stopped, with its disk kept, unless ``Deadlines.renew``
-    is called meanwhile; None: it runs until somebody ends it."""
+    """Seconds that a machine runs until it is stopped, with its disk kept, unless
+    ``Deadlines.renew`` is called meanwhile; None: it runs until somebody ends it."""
     ends_machines: Literal["", "the market", "the machine"] = ""
     """What ends a machine for good after ``Order.lifetime_s``. ``the machine``: its start script,
     once that runs, with the key to itself that the market gives it. Empty: nothing."""
@@ -67,11 +67,11 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     market keeps our label. ``by record``: the market cannot be told, so each run calls
     ``Adopts.mark`` with what the records say. Empty: it cannot be adopted."""
     not_adopted: str = "its adapter cannot mark a machine"
-    """Why not, where it cannot be adopted: the end of a message."""
+    """Why a machine cannot be adopted: the end of a message."""
     many_owners: bool = False
-    """Whether hosts may be of owners for whom the market does not vouch: what a machine has made
-    is used by its own workspace alone."""
-    tried: bool = False  # on the live service, not only on a fake
+    """Whether hosts may belong to owners for whom the market does not vouch. What such a machine
+    has made is used by its own workspace only."""
+    tried: bool = False  # whether the adapter was tried on the live service, not only on a fake
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -83,7 +83,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """Who pays, as ``check`` was told."""
+    """The account that pays, as ``check`` was told."""
 
     name: str
     balance_usd: float | None = None  # None: not stated
@@ -105,7 +105,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     bid_usd_h: float | None = None  # the most to pay for spot; None: the offer's price
     cuda: tuple[int, int] | None = None  # the driver must support at least this
     lifetime_s: float | None = None
-    """How long a machine that never holds work may live, where ``abilities.ends_machines``."""
+    """Seconds that a machine which never holds work may live, where ``abilities.ends_machines``
+    says that something ends it."""
 
     def __post_init__(self) -> None:
         if self.lifetime_s is not None and not self.label.workspace.startswith(RESERVED):
@@ -136,7 +137,7 @@ LeftKind = Literal["disk", "address", "service", "invoice", "node", "script", "k
 
 
 FREE: Final[tuple[LeftKind, ...]] = ("script", "key")
-"""What costs nothing where it is left."""
+"""Kinds of residue that cost nothing where they are left."""
 
 
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,8 +173,8 @@ class Provider(Protocol):
         whether a machine of ``image`` gets Python and SSH. Else ProviderDenied or InvalidInput."""
 
     def offers(self, want: Want) -> list[Offer]:
-        """What is on sale, at least all that fits ``want`` (see ``misfit``), with the price of
-        everything for its disk; may be empty. ``want`` may narrow the search."""
+        """What is on sale, at least everything that fits ``want`` (see ``misfit``), with the price
+        of everything for its disk; may be empty. ``want`` may narrow the search."""
 
     def create(self, order: Order) -> Machine:
         """Rent; returns at once, perhaps in state "starting" or "queued".
@@ -202,8 +203,8 @@ class Provider(Protocol):
         """
 
     def residue(self) -> list[Residue]:
-        """What else with our label costs: disks, addresses, services, invoices and nodes that
-        outlived a machine."""
+        """The residue of machines with torpor's label that still costs money: disks, addresses,
+        services, invoices and nodes."""
 
 
 @runtime_checkable
@@ -259,10 +260,10 @@ class MountsVolumes(Protocol):
 
     @property
     def volumes(self) -> Sequence[str]:
-        """Where, as tidy absolute paths. What is there outlives the machine, and torpor leaves it
-        alone."""
+        """Where volumes are mounted, as tidy absolute paths. What is on them outlives the machine,
+        and torpor leaves it alone."""
 
 
 def volumes_of(provider: Provider) -> Sequence[str]:
-    """Where its machines have volumes; none at most providers."""
+    """Where the provider's machines have volumes; none at most providers."""
     return provider.volumes if isinstance(provider, MountsVolumes) else ()

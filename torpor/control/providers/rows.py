@@ -15,7 +15,7 @@ from torpor.control.providers.provider import Absent
 from torpor.shared.errors import MachineUnread, UnexpectedAnswer
 from torpor.shared.values import Label, Machine, MachineId, learned
 
-_TOLD_CHARACTERS: Final = 200  # of an id or of what is wrong with a cell, in a message
+_TOLD_CHARACTERS: Final = 200  # characters of an id, or of what is wrong with a cell, in a message
 _log = logging.getLogger(__name__)
 
 _Shape = TypeVar("_Shape", bound=msgspec.Struct)
@@ -163,7 +163,7 @@ class Rows(Generic[_Shape]):
             self._say(number, "; ".join(odd))
 
     def _say(self, number: str, what: str) -> str:
-        """Name the row and the cell, once in the log."""
+        """Name the row and the cell in the log, once."""
         words = f"machine {number or 'without an id'}: {what[:_TOLD_CHARACTERS]}"
         if words not in self._said:
             self._said.add(words)
@@ -253,7 +253,7 @@ def _read(
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:
-    """The type itself, or those of a union."""
+    """The type itself, or the types of a union."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
@@ -262,7 +262,7 @@ def _is_struct(kind: Any) -> bool:
 
 
 def _id_in(told: object) -> str:
-    """What a row that cannot be read says of its id, for people."""
+    """For people: what a row that cannot be read says of its id."""
     row = told if isinstance(told, Mapping) else {}
     meta = row.get("metadata")  # of Kubernetes
     more = [row.get("InstanceType"), meta.get("name") if isinstance(meta, Mapping) else None]
@@ -271,6 +271,6 @@ def _id_in(told: object) -> str:
 
 
 def _ids_in(told: object) -> list[str]:
-    """What may be the id of a row that cannot be read."""
+    """The values that may be the id of a row that cannot be read."""
     row = told if isinstance(told, Mapping) else {}
     return [str(row[key]) for key in ("id", "name") if isinstance(row.get(key), (str, int))]

@@ -44,17 +44,20 @@ _GB: Final = 1e9
 _ANYWHERE: Final = "any"
 _MOST_PAGES: Final = 100  # of up to 1,000 pods each
 _POLL_S: Final = 10.0
-"""60 requests a minute and 3,000 an hour are allowed (runpod-mcp, tests/rate-limit.test.ts)."""
+"""Seconds between two looks: 60 requests a minute and 3,000 an hour are allowed (runpod-mcp,
+tests/rate-limit.test.ts)."""
 _ADDRESS_S: Final = 90.0
-"""A pod of the community cloud whose host has no public address never gets one for SSH, and API v2
-cannot ask for one (runpod-plugins-official, runpod-migrate)."""
+"""Seconds after which a pod without an address for SSH is given up. A pod of the community cloud
+whose host has no public address never gets one, and API v2 cannot ask for one
+(runpod-plugins-official, runpod-migrate)."""
 _CRASHES: Final = 3
 _STEADY_S: Final = 120
 """A container that ends is started again, and its pod stays RUNNING, and billed. One that was
 started _CRASHES times more while torpor looked, and is younger than this, is taken to go on so."""
 
 _POOL: Final = re.compile(r"\bpools?\b", re.IGNORECASE)
-"""What a 403 says of GPUs that the account may not rent. Others are about the key's permissions."""
+"""The text of a 403 about GPUs that the account may not rent. Other 403s are about the key's
+permissions."""
 
 _Cloud = Literal["SECURE", "COMMUNITY"]
 _CLOUDS: Final[tuple[_Cloud, ...]] = ("SECURE", "COMMUNITY")

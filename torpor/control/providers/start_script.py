@@ -13,8 +13,9 @@ from torpor.control.providers.provider import Order
 from torpor.shared.errors import InvalidInput
 
 MOST_CHARACTERS: Final = 4048
-"""The longest start command. Vast.ai states this limit for its own kind of start script."""
-_AROUND: Final = 48  # what stands in a command around the packed script
+"""Characters of the longest start command. Vast.ai states this limit for its own kind of start
+script."""
+_AROUND: Final = 48  # characters around the packed script in a command
 
 _APART: Final = """: "${ld_path=${LD_LIBRARY_PATH-}}" "${ld_preload=${LD_PRELOAD-}}"
 unset LD_LIBRARY_PATH LD_PRELOAD
@@ -160,7 +161,7 @@ def _packed(script: str) -> str:
 
 
 def check_image(image: str) -> None:
-    """InvalidInput for an image that the script cannot make a machine of."""
+    """InvalidInput for an image of which the script cannot make a machine."""
     if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]{0,1023}", image):
         raise InvalidInput(f"{image!r} is not the name of a container image")
     if _BARE.search(image):

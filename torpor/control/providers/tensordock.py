@@ -36,10 +36,10 @@ from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want,
 
 URL: Final = "https://dashboard.tensordock.com"
 IMAGE: Final = "ubuntu2404_ml_pytorch"
-"""One with the GPU's driver: ``ubuntu2404`` has none (cloud-gpu-shopper, LIVE_BUG_LOG.md BUG-009).
-The images ``*_nvidia_*`` of the documentation are not at every host."""
+"""The default image, which has the GPU's driver: ``ubuntu2404`` has none (cloud-gpu-shopper,
+LIVE_BUG_LOG.md BUG-009). The images ``*_nvidia_*`` of the documentation are not at every host."""
 TIMEOUT: Final = httpx.Timeout(120.0, connect=10.0)
-"""Calls take more than 60 s (cloud-gpu-shopper, LIVE_BUG_LOG.md)."""
+"""Timeouts in seconds: calls take more than 60 s (cloud-gpu-shopper, LIVE_BUG_LOG.md)."""
 _POLL_S: Final = 5.0  # 100 requests a minute are allowed for one organization
 _API: Final = "/api/v2"
 _SSH_PORT: Final = 22

@@ -53,29 +53,30 @@ URL: Final = "https://console.vast.ai"
 IMAGE: Final = "nvidia/cuda:12.4.1-base-ubuntu22.04"
 _GB: Final = 1e9
 _MB_GIB: Final = 1024
-"""What Vast.ai calls a megabyte of a GPU's memory."""
+"""MiB to a GiB: what Vast.ai calls a megabyte of a GPU's memory is a MiB."""
 _POLL_S: Final = 5.0
-"""Their specification has 429 for two looks at an instance within 2 s, two at the list within 1 s,
-two destroys within 3 s and two creates within 4.5 s."""
+"""Seconds between two looks. Vast.ai's specification has 429 for two looks at an instance within 2
+s, two at the list within 1 s, two destroys within 3 s and two creates within 4.5 s."""
 _MOST_OFFERS: Final = 64
-"""A search shows no more, whatever it asks for (ex_atlas, vast/translate.ex). gpuhunt asks for
-more."""
+"""Offers in one search: Vast.ai shows no more, whatever is asked for (ex_atlas, vast/translate.ex).
+gpuhunt asks for more."""
 _MOST_SEARCHES: Final = 12  # of one kind, on demand or by bid: 768 offers, the cheapest ones
 _MOST_PAGES: Final = 400
 _PAGE: Final = 25  # the most that Vast.ai shows at once
 _DATA_CENTRE: Final = 1
-"""What ``hosting_type`` says of one. No offer has the key ``datacenter``, by which a search leaves
-out others."""
+"""The ``hosting_type`` of a data centre. No offer has the key ``datacenter``, by which a search
+leaves out other hosts."""
 _ARCHITECTURES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 _UNREACHED: Final = frozenset({"unknown", "offline"})
-"""Vast.ai has not heard from the host: whether its instance runs, nobody knows."""
+"""States in which Vast.ai has not heard from the host, so that it is unknown whether its instance
+runs."""
 _NOT_THERE: Final = frozenset({400, 404, 410})
 _BROKEN: Final = re.compile(
     r"OCI runtime create failed|error response from daemon|pull access denied|manifest unknown"
     r"|manifest for .* not found|repository does not exist|no such image|docker_build\(\) error",
     re.IGNORECASE,
 )
-"""What ``status_msg`` says of a container that will never start (dstack; vast-cli's self-test)."""
+"""The ``status_msg`` of a container that will never start (dstack; vast-cli's self-test)."""
 _BID: Final = 1.05
 """The bid as a multiple of the least bid: the next bidder outbids whoever bids exactly that."""
 
@@ -556,7 +557,8 @@ def _numbered(rows: list[Any]) -> dict[str, object]:
 
 
 def _driver_number(version: tuple[int, ...]) -> int:
-    """As a search compares it: 535.86.05 is 535086005 (vast-cli, vastai/api/query.py)."""
+    """A driver version as a search compares it: 535.86.05 is 535086005 (vast-cli,
+    vastai/api/query.py)."""
     major, minor, patch = (*version, 0, 0)[:3]
     return (major * 1000 + minor) * 1000 + patch
 

@@ -28,11 +28,11 @@ GPU_NAMES: Final = (
     "Tesla M40", "Tesla P100", "Tesla P4", "Tesla P40", "Tesla T4", "Tesla V100", "Titan RTX",
     "Titan V", "Titan Xp",
 )  # fmt: skip
-"""Those that Vast.ai's own client (vast-cli, vastai/data/query.py) knows, and newer ones."""
+"""The names that Vast.ai's own client (vast-cli, vastai/data/query.py) knows, and newer ones."""
 
 
 def names_of(gpu: GpuModel | None) -> list[str]:
-    """What a wanted GPU is called in a search; empty where nobody knows, or any model will do."""
+    """The names of a wanted GPU in a search; empty where none is known, or any model will do."""
     if gpu is None or not gpu.model:
         return []
     model = msgspec.structs.replace(gpu, vram_gib=0.0)

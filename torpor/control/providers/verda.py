@@ -44,7 +44,8 @@ _STOPPED: Final = re.compile(r"offline|error|installation_failed|no_capacity|\w*
 _IMAGE: Final = re.compile(r"ubuntu-2[2-9]\.04(?:-cuda-(\d+)\.(\d+)(?:-open)?(?:-docker)?)?")
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _GONE: Final = re.compile(r"invalid [\w ]+ id|not.found|discontinue a discontinued", re.IGNORECASE)
-"""What dstack meets: "Invalid instance id", "Can't discontinue a discontinued instance"."""
+"""Error texts for a thing that is gone, as dstack meets them: "Invalid instance id", "Can't
+discontinue a discontinued instance"."""
 _NOT_NOW: Final = re.compile(r"forbidden_action|can't discontinue", re.IGNORECASE)
 _SCRIPTS, _KEYS = "/scripts", "/sshkeys"
 _THINGS: Final[dict[LeftKind, str]] = {"disk": "/volumes", "script": _SCRIPTS, "key": _KEYS}
@@ -361,7 +362,8 @@ def _decides(refusal: Refusal) -> bool:
 
 
 def _denies(refusal: Refusal) -> bool:
-    """A forbidden action is one that the state of an instance forbids."""
+    """Whether the login is denied. A "forbidden action" is not that: the state of an instance
+    forbids it."""
     return is_denied(refusal) and "forbidden_action" not in refusal.text
 
 
@@ -375,7 +377,7 @@ def _id_in(answer: Any) -> str:
 
 
 def _usd(told: float | str | None) -> float:
-    """0: no price is told."""
+    """A price in USD; 0: none is stated."""
     with suppress(ValueError):
         return float(told or 0)
     return 0.0

@@ -17,7 +17,7 @@ A = TypeVar("A")
 
 
 class Agent(Protocol):
-    """Serves requests, many at once. Thread-safe."""
+    """An agent that serves requests, many at once. Thread-safe."""
 
     @property
     def hello(self) -> Hello:
@@ -42,7 +42,8 @@ class Agent(Protocol):
         """Ask the agent to end a request; its call then raises RunCancelled. Idempotent."""
 
     def send_bundle(self, bundle: Bundle) -> str:
-        """Install it beside the agent, unless it is there; its folder on the machine."""
+        """Install the bundle beside the agent, unless it is there; returns its folder on the
+        machine."""
 
 
 class Session(Agent, Protocol):

@@ -27,8 +27,8 @@ from torpor.shared.errors import InvalidInput, MachineUnfit
 PYTHONS: Final = tuple((3, minor) for minor in range(10, 15))
 MACHINES: Final = ("x86_64", "aarch64")
 OLDEST_GLIBC: Final = (2, 17)
-KEPT_BUNDLES: Final = 8  # newest archives in the cache; each is about 7 MB
-GATHER_S: Final = 300.0  # for uv to fetch about 15 MB of wheels
+KEPT_BUNDLES: Final = 8  # newest archives that the cache keeps; each is about 7 MB
+GATHER_S: Final = 300.0  # seconds for uv to fetch about 15 MB of wheels
 
 SOURCE: Final = Path(__file__).resolve().parents[3]
 """The folder that holds our packages, of which a bundle gets some, and in an image the wheels."""
@@ -45,7 +45,8 @@ _SENT_KINDS: Final = (".py", ".typed")
 _LEFT_OUT: Final = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 _LEFT_OUT_FOLDERS: Final = frozenset({"__pycache__", "tests", "bin"})
 _NOT_USED: Final = ("zstandard/_cffi.", "lz4/frame/", "pycparser", "cffi/")
-"""Parts of wheels: zstandard's second backend of 12 MB, another format of LZ4, what compiles C."""
+"""Parts of wheels that are left out: zstandard's second backend of 12 MB, another format of LZ4,
+and what compiles C."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +183,8 @@ def _wheel_files(wheels: Path) -> dict[str, bytes]:
 
 
 def loaded(library: bytes) -> bytes:
-    """A shared library without what follows all that is loaded: its symbols and debug sections,
-    which are nine tenths of zstandard's. By elf(5), for 64 bits, the lower byte first."""
+    """A shared library cut behind everything that is loaded: without its symbols and debug
+    sections, which are nine tenths of zstandard's. By elf(5), for 64 bits, the lower byte first."""
     if library[:6] != b"\x7fELF\x02\x01":
         raise ValueError(f"no library for {' or '.join(MACHINES)}: it begins {library[:6]!r}")
     (table,) = struct.unpack_from("<Q", library, 32)
@@ -239,7 +240,7 @@ def _drop_old(folder: Path) -> None:
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
     with open(lock, "wb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # its holder ends within GATHER_S
+        fcntl.flock(held, fcntl.LOCK_EX)  # its holder releases the lock within GATHER_S
         yield
 
 

@@ -27,7 +27,7 @@ MIRRORS: Final = (
     "http://snapshot.debian.org/archive/debian/20261120T000000Z",  # keeps what Debian replaces
 )
 FETCH_S: Final = 120.0
-"""For all of them."""
+"""Seconds for fetching all packages."""
 _ANSWER_S: Final = 15.0
 _MOST_BYTES: Final = 16 << 20
 PINS: Final = Path(__file__).with_name("criu.txt")
@@ -100,7 +100,7 @@ def _fetched(client: httpx.Client, path: str, sha256: str, until_s: float) -> by
 
 
 def _limited(pieces: Iterator[bytes], until_s: float) -> Iterator[bytes]:
-    """No more than a package may hold, for as long as all of them may take."""
+    """A download with a limit on its bytes, and on the time of all downloads together."""
     size = 0
     for piece in pieces:
         size += len(piece)

@@ -19,7 +19,7 @@ from torpor.shared.wire.request import Event
 
 _REQUEST_BYTES: Final = 512 * MIB
 _REQUEST_CHUNKS: Final = 20_000
-"""The limits of one request, which has at least one pack: minutes of work, 3 MiB of text."""
+"""Chunks in one request at most, which has at least one pack: minutes of work, 3 MiB of text."""
 _GRANT_S: Final = 6 * 3600
 
 

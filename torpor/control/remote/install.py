@@ -14,10 +14,11 @@ from torpor.shared.errors import AgentLost, MachineUnfit, from_wire
 from torpor.shared.values import learned
 from torpor.shared.wire.protocol import parse_json
 
-INSTALL_S: Final = 600.0  # 10 MB over the worst link that is worth using
+INSTALL_S: Final = 600.0  # seconds; 10 MB over the worst link that is worth using
 _MARK: Final = b"torpor-install "
 
-# Constant, never formatted: argv is HOME, the content hash, the archive's SHA-256 and length.
+# A constant, so no text is ever formatted into it: argv is HOME, the content hash, the archive's
+# SHA-256 and length.
 _SCRIPT: Final = r"""
 import errno, hashlib, json, os, shutil, sys, tarfile, tempfile
 home, name, sha256, length = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])

@@ -12,7 +12,7 @@ from torpor.shared.values import ObjectKey, WorkspaceName
 from torpor.shared.wire.restore import RestorePart
 
 MOST_PACKS: Final = 16_384
-"""The most packs of one part: their grants fit in one request. They hold 900 GiB."""
+"""Packs of one part at most: their grants fit in one request. They hold 900 GiB."""
 
 
 def check_fetches(

@@ -35,9 +35,9 @@ from torpor.shared.errors import (
 from torpor.shared.values import KIB, Endpoint
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, PROTOCOL, Hello, Said, parse_said
 
-ATTACH_S: Final = 90.0  # starting an agent, or replacing one of another version
+ATTACH_S: Final = 90.0  # seconds for starting an agent, or replacing one of another version
 _READ_BYTES: Final = 256 * KIB
-_NOISE_BYTES: Final = 64 * KIB  # what may be printed beside the agent before its first line
+_NOISE_BYTES: Final = 64 * KIB  # bytes that may be printed before the agent's first line
 _CLOSE_S: Final = 5.0
 _PERMANENT: Final = ("ImportError", "ModuleNotFoundError", "SyntaxError")
 
@@ -75,7 +75,7 @@ class Link:
         begun: bytes = b"",
     ) -> None:
         self.machine = machine
-        self.heard = 0  # bytes that came
+        self.heard = 0  # bytes that have come
         self._connection = connection
         self._process = process
         self._where = where
@@ -135,7 +135,7 @@ class Link:
         )
 
     async def send_bundle(self, bundle: Bundle) -> str:
-        """Install it unless it is there; its folder on the machine."""
+        """Install the bundle unless it is there; returns its folder on the machine."""
         return await install(self._connection, self._where, self.machine, bundle)
 
     async def forward(self, port: int) -> asyncssh.SSHListener:

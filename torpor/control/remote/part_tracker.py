@@ -19,16 +19,17 @@ from torpor.shared.wire.restore import Peer, RestoredPart, RestorePart, RestoreP
 PeerMode = Literal["auto", "never", "always"]
 
 UPLOADS: Final = 4
-"""Parts that a machine passes on at the same time. A machine that waits soon finds new holders."""
+"""Parts that a machine passes on at the same time. Few, because a machine that waits soon finds new
+holders."""
 TRIALS: Final = 4
-"""Parts from peers before the two rates are compared."""
+"""Parts that come from peers before the two rates are compared."""
 FIRST_PATIENCE_S: Final = 60.0
-"""How long to wait for a part that another machine fetches, while no rate is known."""
+"""Seconds to wait for a part that another machine fetches, while no rate is known."""
 _POLL_S: Final = 0.5
-_TOGETHER: Final = 8  # parts that an agent works at the same time
+_TOGETHER: Final = 8  # parts that an agent works on at the same time
 _PATIENT: Final = 4
-"""How much slower than the store a peer may be before a download from it is stopped, which loses
-the chunk under way. The rates show when peers are slower on the whole."""
+"""Factor by which a peer may be slower than the store before a download from it is stopped, which
+loses the chunk under way. The rates show when peers are slower on the whole."""
 _KEPT_RATES: Final = 64
 
 
@@ -132,7 +133,7 @@ class PartTracker:
             self.changed.notify_all()
 
     def linger(self, member: Member) -> None:
-        """Return when no member lacks a part that ``member`` may pass on, or all is stopped."""
+        """Wait until no member lacks a part that ``member`` may pass on, or all is stopped."""
         with self.changed:
             while member.peer is not None and not self._stopped and self.passing:
                 if not any(other.lacking for other in self._members):
@@ -144,12 +145,12 @@ class PartTracker:
             raise RunCancelled("the replicate was stopped")
 
     def share(self, first: bool = False) -> int:
-        """How many parts a machine fetches from the store for all, before it takes more: of those
-        that come first, or of the others."""
+        """How many parts of one kind (those that come first, or the others) a machine fetches from
+        the store for all machines, before it takes more."""
         return max(1, sum(lot.first is first for lot in self.lots.values()) // self._machines)
 
     def patience_s(self) -> float:
-        """How long to wait for a part that another machine fetches."""
+        """Seconds to wait for a part that another machine fetches."""
         return 5.0 + 2 * statistics.mean(self._took_s) if self._took_s else FIRST_PATIENCE_S
 
     def measure(self, source: str, bytes_s: float, took_s: float) -> None:
@@ -179,7 +180,8 @@ class Member:
         self._todo: dict[tuple[str, ...], RestorePart] = {}
         for first in (True, False):
             parts = [part for part in plan.parts if part.first is first]
-            at = number * tracker.share(first) % max(1, len(parts))  # each begins at another part
+            # each machine begins at another part
+            at = number * tracker.share(first) % max(1, len(parts))
             self._todo |= {_name(part): part for part in [*parts[at:], *parts[:at]]}
         self._active: dict[str, int] = {"store": 0, "peers": 0}
         self._first_lacking = sum(part.first for part in plan.parts)
@@ -209,8 +211,8 @@ class Member:
             return None
 
     def done(self, errand: Errand, restored: RestoredPart) -> bool:
-        """The part is on the machine's disk, verified. Returns whether it was the last of those
-        that come first."""
+        """Note that the part is on the machine's disk, verified. Returns whether it was the last of
+        those that come first."""
         tracker, lot = self._tracker, self._lot(errand.part)
         with tracker.changed:
             self.peer_bytes += restored.peer_bytes
@@ -221,7 +223,7 @@ class Member:
             self._leave(errand)
             moved = restored.stored_bytes if source == "store" else restored.peer_bytes
             if errand.holder is not None and restored.peer_bytes < restored.stored_bytes:
-                self._refused.add(errand.holder)  # dead, slow, or it sent wrong bytes
+                self._refused.add(errand.holder)  # the peer is dead or slow, or it sent wrong bytes
             if restored.stored_bytes:
                 tracker.measure(source, moved / took_s * together, took_s)
             if restored.kept and self.peer is not None and not self._gone:
@@ -231,7 +233,7 @@ class Member:
             return errand.part.first and not self._first_lacking
 
     def failed(self, errand: Errand) -> None:
-        """The part was not fetched: the next member that asks gets it."""
+        """Note that the part was not fetched, so that the next member that asks gets it."""
         with self._tracker.changed:
             self._leave(errand)
             if errand.holder is not None:
@@ -240,7 +242,7 @@ class Member:
             self._tracker.changed.notify_all()
 
     def leave(self) -> None:
-        """The machine is gone or has stopped passing packs on."""
+        """Note that the machine is gone or has stopped passing packs on."""
         with self._tracker.changed:
             self._gone = True
             for lot in self._tracker.lots.values():
@@ -315,5 +317,5 @@ def _source(errand: Errand) -> str:
 
 
 def _median(rates: list[float]) -> float:
-    """The median: one dead or slow machine does not decide for all."""
+    """The median, so that one dead or slow machine does not decide for all."""
     return statistics.median(rates) if rates else 0.0

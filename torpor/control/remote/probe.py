@@ -1,4 +1,4 @@
-"""Ask a machine over plain SSH what it is, before anything is sent to it."""
+"""Asks a machine over plain SSH what it is, before anything is sent to it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ PYTHON_CANDIDATES: Final = (
 )
 PROBE_S: Final = 30.0
 _KILLED: Final = "ended by a signal"
-_LONGEST: Final = 2000  # characters about what its Pythons lack
-_NOT_FOUND: Final = 127  # the status of a shell
+_LONGEST: Final = 2000  # most characters of what a message says of the machine's Pythons
+_NOT_FOUND: Final = 127  # a shell's exit status for a missing command
 NEEDED_BYTES: Final = 128 * MIB  # the bundle unpacked, its archive, journals and the log
 DEFAULT_HOME: Final = "~/.torpor"
-_MARK: Final = b"torpor-probe "  # a login shell may print more
+_MARK: Final = b"torpor-probe "  # printed before the facts, because a login shell may print more
 _GLIBC: Final = re.compile(r"glibc (\d{1,4})\.(\d{1,4})(?:\.\S*)?", re.ASCII)
 
-# Constant, never formatted. Runs on any Python since 3.4, so that it can report an old one.
+# A constant, so no text is ever formatted into it. Runs on any Python since 3.4, so that it can
+# report an old one.
 SCRIPT: Final = r"""
 import ctypes, json, os, platform, struct, sys
 home = os.path.expanduser(sys.argv[1])
@@ -74,7 +75,7 @@ _Word = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class MachineFacts(msgspec.Struct, frozen=True):
-    """What the script writes. A machine writes it: what does not fit is no answer."""
+    """What the script prints. It comes from a machine: what does not fit is no answer."""
 
     version: Annotated[list[Count], msgspec.Meta(min_length=2, max_length=3)]
     home: _Word
@@ -84,7 +85,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
     bits: Count
     missing: Annotated[list[_Word], msgspec.Meta(max_length=100)]
     libc: Annotated[str, msgspec.Meta(max_length=100)]
-    free_bytes: Annotated[int, msgspec.Meta(ge=0)]  # of some network file systems: 2^63
+    free_bytes: Annotated[int, msgspec.Meta(ge=0)]  # some network file systems report 2^63
     writable: bool
     in_the_way: bool
     noexec: bool
@@ -102,9 +103,9 @@ class Probed:
     platform: Platform
     home: str  # absolute
     free_bytes: int
-    bundles: frozenset[str]  # content hashes that are installed completely
+    bundles: frozenset[str]  # content hashes of the bundles that are installed completely
     glibc: str
-    cuda: int  # the major version that the driver supports; 0 without one
+    cuda: int  # major CUDA version that the driver supports; 0 without a driver
     user_home: str
 
 
@@ -183,7 +184,8 @@ def _glibc(facts: MachineFacts) -> tuple[int, ...]:
 
 
 def check(facts: MachineFacts, python: str, where: str) -> Probed:
-    """What the script found with a Python that can run the agent, if its folder can be there."""
+    """The result of the script as a machine with a Python that can run the agent, if its folder can
+    be there."""
     home = facts.home
     if facts.in_the_way or not facts.writable or not home.startswith("/"):
         raise MachineUnfit(f"{where}: the agent's folder {home} cannot be written there")

@@ -35,8 +35,9 @@ class RemoteRestore(RemoteRun):
     fetching again what is on the disk.
 
     ``paths``: the directories that the snapshot may name, and is restored to. ``roots``: restore to
-    these instead, whatever it names. ``first_s``: after how many seconds what comes first could be
-    used."""
+    these directories instead, whatever the snapshot names. ``first_s``: seconds until the files
+    that come first could be used.
+    """
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class RemoteRestore(RemoteRun):
 
     @property
     def plan(self) -> RestorePlan:
-        """What ``begin`` returned first."""
+        """The plan that ``begin`` returned first."""
         if self._plan is None:
             raise RuntimeError("a restore has no plan before it has begun")
         return self._plan
@@ -116,8 +117,8 @@ class RemoteRestore(RemoteRun):
         return self._within_limits(plan)
 
     def serve(self, host: str, most_bytes: int) -> Peer:
-        """Have the machine keep the packs that it fetches, at most so many bytes on disk, and pass
-        them on to machines that reach it at ``host``, until the end of the run."""
+        """Have the machine keep the packs that it fetches, at most this many bytes on disk, and
+        pass them on to machines that reach it at ``host``, until the end of the run."""
         served = self._call_resuming(ServePacks(self.run, host, most_bytes))
         address = f"[{host}]" if ":" in host else host
         return Peer(f"https://{address}:{served.port}/{served.url}/", served.certificate)
@@ -138,7 +139,8 @@ class RemoteRestore(RemoteRun):
         return self._call_resuming(FetchPart(self.run, grants, peer, plan.pieces), on_event)
 
     def finish_first(self) -> Checked:
-        """Finish what comes first, once its parts are there: it may be used then."""
+        """Finish the files that come first, once their parts are there. From then on they may be
+        used."""
         checked = self._call_resuming(FinishFirst(self.run))
         self.first_s = time.monotonic() - self._began_s
         return checked
@@ -164,7 +166,7 @@ class RemoteRestore(RemoteRun):
         self._send(EndRestore(self.run))
 
     def _within_limits(self, plan: RestorePlan) -> RestorePlan:
-        """``parts`` parts, and one more where something comes first."""
+        """``parts`` parts at most, and one more where something comes first."""
         check_fetches(self.machine, self.wanted.workspace, plan.parts, self._parts + 1)
         self._plan = self._plan or plan
         return plan

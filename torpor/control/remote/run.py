@@ -25,8 +25,8 @@ _LONGEST_GRANT_S: Final = 24 * 3600
 
 
 class RemoteRun(ABC):
-    """One run on one machine, under an id of its own that begins with ``run``, the flow run's: a
-    flow run may have several runs on a machine, and a retry has the same id. Thread-safe."""
+    """One run on one machine, under an id of its own that begins with ``run``, the flow run's id: a
+    flow run may have several runs on a machine, and a retry of it has the same id. Thread-safe."""
 
     def __init__(self, agent: Agent, store: ObjectStore, key: bytes | None, run: str) -> None:
         self.run = f"{run}-{secrets.token_hex(4)}"
@@ -40,7 +40,7 @@ class RemoteRun(ABC):
 
     @property
     def machine(self) -> str:
-        """What the agent calls its machine, for messages."""
+        """The agent's name for its machine, for messages."""
         return self._agent.hello.machine
 
     def give_up(self, reason: TorporError) -> None:

@@ -31,13 +31,15 @@ from torpor.shared.wire.protocol import (
 from torpor.shared.wire.request import Event, Request, parse_answer
 
 ATTEMPTS: Final = 5
-BACKOFF_S: Final = (0.1, 1.0, 3.0, 8.0, 15.0)  # before each attempt, times 0.5 to 1.5
-RECONNECT_S: Final = 60.0  # no attempt begins after this
-MAX_SENDS: Final = 5  # a request that kills each agent it meets
+# waits in seconds before each attempt, times 0.5 to 1.5
+BACKOFF_S: Final = (0.1, 1.0, 3.0, 8.0, 15.0)
+RECONNECT_S: Final = 60.0  # seconds after which no attempt begins
+MAX_SENDS: Final = 5  # tries of a request, which may kill each agent that gets it
 UNANSWERED: Final = 20
-"""Pings, one each PING_S. A link on which no byte came meanwhile is lost: the agent is stopped, or
-its machine hangs. A busy agent answers: its reader and its writer wait for no request."""
-OPEN_S: Final = 1200.0  # a first install over a slow link
+"""Pings, one each PING_S, after which a link on which no byte came is lost: the agent is stopped,
+or its machine hangs. A busy agent answers, because its reader and its writer wait for no
+request."""
+OPEN_S: Final = 1200.0  # seconds, enough for a first install over a slow link
 _WAITING_EVENTS: Final = 64
 _CLOSE_S: Final = 20.0
 
@@ -229,7 +231,7 @@ class SshSession:
             self._spawn(self._ask(self._link, waiting))
 
     async def _ask(self, link: Link, waiting: _Waiting) -> None:
-        """Send the request; from now on it has ``within_s``, unless the link ends before."""
+        """Send the request. From now on it may take ``within_s``, unless the link ends before."""
         waiting.sends += 1
         if waiting.within_s is not None:
             waiting.end_limit()
@@ -300,7 +302,8 @@ class SshSession:
         control side that slept has heard nothing either."""
         heard, unanswered = link.heard, 0
         while self._link is link and unanswered < UNANSWERED:
-            self._spawn(self._send(link, PING_LINE))  # which may wait for a peer that reads nothing
+            # sending may wait for a peer that reads nothing
+            self._spawn(self._send(link, PING_LINE))
             await asyncio.sleep(PING_S)
             unanswered = unanswered + 1 if link.heard == heard else 0
             heard = link.heard
@@ -366,7 +369,8 @@ class SshSession:
 
 
 class _Waiting:
-    """A request without an answer yet: written by the loop's thread, read by the caller's."""
+    """A request without an answer yet. The loop's thread writes it, and the caller's thread reads
+    it."""
 
     def __init__(
         self, op: str, request_id: str, line: bytes, where: str, within_s: float | None
@@ -402,7 +406,7 @@ class _Waiting:
             self._wake.notify_all()
 
     def end_limit(self) -> None:
-        """On the loop's thread."""
+        """End the time limit. Called on the loop's thread."""
         if self.limit is not None:
             self.limit.cancel()
             self.limit = None
@@ -429,5 +433,5 @@ class _Waiting:
 
 
 def _most_s(timeout_s: float) -> float:
-    """How long a program's answer is waited for that may run for so long behind a login."""
+    """Seconds to wait for the answer of a program that may run for ``timeout_s`` after a login."""
     return BEGIN_S + timeout_s + _CLOSE_S

@@ -51,11 +51,12 @@ from torpor.shared.wire.snapshot import (
 KNOWN_SNAPSHOTS: Final = 8
 """How many earlier snapshots a new one may refer to. The agent reads their manifests."""
 PUT_S: Final = 3600
-"""How long a grant lasts that can replace what it wrote."""
+"""Seconds that a grant lasts which can replace what it wrote."""
 PACKS_AT_ONCE: Final = 1024
 """The most grants for packs in one request: for 60 GiB."""
 MOST_REQUESTS: Final = 1000
-"""How often passes get more grants: for 60 TB, or for 1000 hours where a grant lasts one."""
+"""How often passes may get more grants: enough for 60 TB, or for 1000 hours where a grant lasts an
+hour."""
 
 
 class _Leave(NamedTuple):
@@ -67,15 +68,16 @@ class _Leave(NamedTuple):
 
 
 class _Bytes(NamedTuple):
-    """Of chunks: plain, and stored."""
+    """Bytes of chunks: plain, and stored."""
 
     new: int = 0
     stored: int = 0
 
 
 class _PackGrants:
-    """The grants for packs that a machine got last. It gets more only if it has stored a pack with
-    one of them, but for once in each pass, and then not before half of their time is over."""
+    """The grants for packs that a machine got last. The machine gets more only if it has stored a
+    pack with one of them. Once in each pass it gets more without that, but not before half of the
+    grants' time is over."""
 
     def __init__(self, machine: str, passes: int) -> None:
         self.newest: list[Grant] = []
@@ -84,12 +86,12 @@ class _PackGrants:
         self._signed_s = 0.0
 
     def replace(self, grants: list[Grant]) -> None:
-        """These are the newest ones, signed now."""
+        """Note the newest grants, signed now."""
         self.newest, self._signed_s = grants, time.monotonic()
 
     def ask_without_use(self, why: str) -> None:
-        """The machine asks for more, and has stored nothing with the newest ones; ``why``: what it
-        says of that. GrantExpired where it gets no more."""
+        """Allow that the machine asks for more without having used the newest grants; ``why``: its
+        reason. GrantExpired where it gets no more."""
         too_early = bool(self.newest) and time.monotonic() - self._signed_s < PUT_S / 2
         if too_early or not self._unused_left:
             raise GrantExpired(
@@ -100,8 +102,8 @@ class _PackGrants:
 
 
 class RemoteSnapshot(RemoteRun):
-    """One snapshot of one machine's workspace, from ``begin`` to ``end``. ``user_files``: of
-    files in a home instead.
+    """One snapshot of one machine's workspace, from ``begin`` to ``end``. ``user_files``: the
+    snapshot is of files in a home instead.
 
     Every method may raise AgentLost; the next pass then uses what is already stored. Call one
     method at a time.
@@ -122,9 +124,10 @@ class RemoteSnapshot(RemoteRun):
         self.confirmed: Confirmed | None = None  # the last comparison with the disk
         self._resumed: list[ObjectKey] = []
         self._newest: SnapshotId | None = None
-        self._tried: SnapshotId | None = None  # the last commit, maybe in this very second
+        self._tried: SnapshotId | None = None  # the last commit, which may be within this second
         self._leave: _Leave | None = None
-        self._counted = self._before = _Bytes()  # by this agent, and by those before it
+        # bytes stored by this agent, and by those before it
+        self._counted = self._before = _Bytes()
 
     def begin(self) -> None:
         """Take the workspace on the machine.
@@ -232,7 +235,7 @@ class RemoteSnapshot(RemoteRun):
         )
 
     def homes(self, *, rented: bool, volumes: Sequence[str] = ()) -> Losses:
-        """What a user has written in a home until now; the others are as in ``losses``."""
+        """What a user has written in a home until now; the parameters are as in ``losses``."""
         return self._call_resuming(
             LookAtHomes(self.run, self.spec.accept_lost, rented, list(volumes))
         )
@@ -275,7 +278,7 @@ class RemoteSnapshot(RemoteRun):
         )
 
     def _in_all(self, seen: PassesOutcome, made: int) -> PassesOutcome:
-        """The last answer, with the passes and bytes of all requests and agents."""
+        """The last answer, with the passes and bytes of all requests and agents added up."""
         return msgspec.structs.replace(
             seen,
             passes=made,
@@ -301,8 +304,8 @@ class RemoteSnapshot(RemoteRun):
         return key is not None and self._store.head(key) is not None
 
     def _pack_grants(self, count: int) -> list[Grant]:
-        """One for each new pack. A grant that could replace what was verified ends after PUT_S; one
-        that is good for one write lasts as long as all of them may take."""
+        """Grants, one for each new pack. A grant that could replace what was verified ends after
+        PUT_S; one that is good for one write lasts as long as all of them may take."""
         grants = []
         for _ in range(count):
             key = new_pack_key(self.spec.name)
@@ -311,7 +314,7 @@ class RemoteSnapshot(RemoteRun):
         return grants
 
     def _count(self, seen: PassesOutcome) -> None:
-        """Take up what the run has stored so far; a new agent counts from 0."""
+        """Add what the run has stored so far; a new agent counts from 0."""
         if seen.new_bytes < self._counted.new:
             self._before = _Bytes(*map(sum, zip(self._before, self._counted, strict=True)))
         self._counted = _Bytes(seen.new_bytes, seen.stored_bytes)
@@ -339,7 +342,8 @@ class RemoteSnapshot(RemoteRun):
 
 
 def _counted_from(made: int, passes: int, on_event: OnEvent) -> OnEvent:
-    """``on_event``, with passes counted over all requests, up to ``passes``."""
+    """A callback that passes events on to ``on_event``, with passes counted over all requests, up
+    to ``passes``."""
     if on_event is None:
         return None
     hears = on_event

@@ -28,20 +28,21 @@ from torpor.shared.values import HOST_KEY_SIGNATURES, KIB, Endpoint
 CONNECT_S: Final = 20.0
 LOGIN_S: Final = 30.0
 KEEPALIVE_S: Final = 15
-KEEPALIVES: Final = 4  # unanswered, then the connection is lost
-BEGIN_S: Final = 30.0  # from a login to the program that it runs; a slow login's files take 5 s
+KEEPALIVES: Final = 4  # keepalives without an answer, after which the connection is lost
+BEGIN_S: Final = 30.0  # seconds from a login to its program; the files of a slow login take 5 s
 MAX_OUTPUT_BYTES: Final = 256 * KIB
 _CHUNK_BYTES: Final = 256 * KIB
-_WORDS: Final = 300  # characters of what a machine printed that a message shows
-_WORDS_S: Final = 2.0  # for the rest of what it prints
+_WORDS: Final = 300  # most characters of a machine's output that a message shows
+_WORDS_S: Final = 2.0  # seconds to wait for the rest of a machine's output
 
-# Each program begins in `/`, whatever folder the login chose: names in `.` of a PATH are root's
-# there. The mark comes after all that the login's files print, on a line of its own.
+# Each program begins in `/`, whatever folder the login chose: there, only root can put programs
+# that a `.` in PATH would find. The mark comes after all output of the login's files, on a line of
+# its own.
 _BEGIN: Final = 'cd /; echo; echo torpor-begins; exec "$@"'
 _BEGUN: Final = b"\ntorpor-begins\n"
-# What a login's files may read before the mark comes. Every program skips empty lines.
+# Input that a login's files may read before the mark comes. Every program skips empty lines.
 _TO_READ: Final = b"\n" * 64
-# One line and short, for the shells that take no other. It reads the script, after empty lines.
+# One short line, for shells that take no other. It reads the script, which follows empty lines.
 _SCRIPTED: Final = (
     "import sys; exec(bytes.fromhex(next(filter(bytes.strip, sys.stdin.buffer)).decode()))"
 )
@@ -122,7 +123,7 @@ async def connect_jump(
 async def _connect(
     endpoint: Endpoint, key: asyncssh.SSHKey, where: str
 ) -> tuple[asyncssh.SSHClientConnection, _Client]:
-    """The connection holds that to the jump host, and closes it."""
+    """Connect. The connection holds the one to the jump host, and closes it."""
     guard = _Client(_pinned(endpoint), key)
     jump = await connect_jump(endpoint, key)
     try:
@@ -199,8 +200,8 @@ async def begin(
     """Start ``argv`` behind the login's files: all that they print is skipped, and they may read
     lines. Returns the process and what it has printed so far.
 
-    Raises MachineUnfit, with what the machine printed, where the login ends without it; AgentLost
-    where the connection is lost or the program has not begun within BEGIN_S.
+    Raises MachineUnfit, with what the machine printed, where the login ends without the program;
+    AgentLost where the connection is lost or the program has not begun within BEGIN_S.
     """
     command = shlex.join(["/bin/sh", "-c", _BEGIN, "torpor", *argv])
     process: asyncssh.SSHClientProcess[bytes] = await connection.create_process(
@@ -228,7 +229,7 @@ async def begin(
 
 
 async def said_by(process: asyncssh.SSHClientProcess[bytes], printed: bytes = b"") -> str:
-    """The last words of a program that ends, for a message: ``printed``, then its stderr."""
+    """The last words of a program that ends, for a message: its output, then its stderr."""
     words = bytes(printed)
     with suppress(TimeoutError, asyncssh.Error, OSError):
         async with asyncio.timeout(_WORDS_S):
@@ -244,14 +245,14 @@ def last_words(printed: bytes) -> str:
 
 
 def passes(words: str) -> bool:
-    """Whether what a machine printed is of a trouble that ends without its user."""
+    """Whether a machine's output shows trouble that ends without its user."""
     return any(passing in words.lower() for passing in _PASSING)
 
 
 async def _not_begun(
     process: asyncssh.SSHClientProcess[bytes], where: str, printed: bytes
 ) -> MachineError:
-    """A login that ended without our program."""
+    """The error of a login that ended without the program."""
     said = await said_by(process, printed)
     status = process.exit_status
     if status is None or process.exit_signal is not None:
@@ -266,8 +267,8 @@ async def _not_begun(
 
 
 def scripted(python: str, *arguments: str) -> list[str]:
-    """The argv that runs a script of torpor's, which ``execute`` sends. It imports nothing from a
-    folder of the user's, and knows none of the user's PYTHON variables."""
+    """The argv that runs a script of torpor's, which ``execute`` sends. Python imports nothing from
+    a folder of the user's, and ignores the user's PYTHON variables."""
     return [python, "-I", "-c", _SCRIPTED, *arguments]
 
 
@@ -330,7 +331,7 @@ async def _feed(into: asyncssh.SSHWriter[bytes], script: str, source: Path | Non
     except (
         asyncssh.Error,
         OSError,
-    ):  # it ended before it had read everything: its exit status says why
+    ):  # the program ended before it had read everything: its exit status says why
         return
 
 
@@ -343,13 +344,13 @@ async def _drain(source: asyncssh.SSHReader[bytes]) -> bytes:
 
 
 class _Client(asyncssh.SSHClient):
-    """Compares the key that the machine shows with the pinned one, and notes what its SSH server
-    says before it lets anybody in."""
+    """Compares the machine's host key with the pinned one, and keeps what its SSH server says
+    before a login."""
 
     def __init__(self, pinned: asyncssh.SSHKey | None, key: asyncssh.SSHKey) -> None:
         self.pinned = pinned
         self.seen: asyncssh.SSHKey | None = None
-        self.accepted = False  # only where it accepts a key, a server asks for a signature with it
+        self.accepted = False  # only a server that accepts a key asks for a signature with it
         (self.pair,) = asyncssh.load_keypairs(key)
         self._sign = self.pair.sign
         vars(self.pair)["sign"] = self._note_accepted

@@ -73,7 +73,7 @@ class RemoteSync(RemoteRun):
         return self._call_resuming(FinishSync(self.run))
 
     def check(self, *, full: bool) -> Checked:
-        """Compare what was changed with the snapshot; ``full`` every byte of everything."""
+        """Compare what was changed with the snapshot; ``full``: every byte of every file."""
         return self._call_resuming(CheckSync(self.run, full))
 
     def end(self) -> None:

@@ -20,7 +20,7 @@ class AdoptReport(WorkspaceReport, frozen=True):
 
     machine: str
     provider: str
-    state: str  # as in _SAID, or not adopted
+    state: str  # a state of _SAID, or "not adopted"
     price_usd_h: float = 0.0
     host_key: str = ""
     fingerprint: str = ""
@@ -35,7 +35,7 @@ class AdoptReport(WorkspaceReport, frozen=True):
         return f"Workspace {self.workspace}: machine {self.machine} {_SAID[self.state]}"
 
     def rows(self) -> list[Row]:
-        """What torpor may do comes first, then what it would not keep."""
+        """The report's rows: first what torpor may do, then what it would not keep."""
         if not self.fingerprint:
             warnings = [{"what": "warning", "value": line} for line in self.warnings]
             return [{"what": "state", "value": self.title()}, *warnings]
@@ -69,8 +69,8 @@ def provider_of(
     named: Sequence[Provider],
     every: Sequence[Provider],
 ) -> tuple[Provider, MachineId]:
-    """The provider and the machine's id that ``MARKET:ID`` or ``BLOCK:ID`` means. A market of
-    several accounts is the one that the workspace names."""
+    """The provider and the machine's id that ``MARKET:ID`` or ``BLOCK:ID`` means. Of several
+    accounts at a market, the one that the workspace names is meant."""
     where, colon, machine = wanted.strip().partition(":")
     if not colon or not where or not machine:
         raise InvalidInput(
@@ -99,7 +99,7 @@ def provider_of(
 def adopted_before(
     rentals: Iterable[Rental], provider: Provider, machine: MachineId
 ) -> Rental | None:
-    """The record of an adoption of this machine that is open: complete, or killed half-way."""
+    """The open record of an earlier adoption of this machine: complete, or killed half-way."""
     found = (r for r in rentals if r.adopted and _is_of(r, provider, machine))
     return next(found, None)
 
@@ -118,7 +118,8 @@ def check_free(
 
 
 def usable(provider: Provider, machine: MachineId, own: Rental | None) -> Machine:
-    """The live machine, if it is in the account, nobody's rental but ``own``, and runs."""
+    """The live machine. Raises unless it is in the account, runs, and belongs to no rental but
+    ``own``."""
     live = provider.find(machine)
     where = f"machine {machine} at {provider.identity}"
     if isinstance(live, Absent):

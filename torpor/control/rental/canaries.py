@@ -17,11 +17,11 @@ from torpor.shared.errors import ObjectChanged, ObjectExists
 from torpor.shared.values import Host, ObjectKey
 
 LASTS_S: Final = 90 * 24 * 3600.0
-"""Older canaries say little of a market today."""
+"""Seconds that a canary's result counts: older ones say little of a market today."""
 FAILED_LASTS_S: Final = 7 * 24 * 3600.0
-"""A kind of machine on which one failed is tried again after that."""
+"""Seconds after which a kind of machine on which a canary failed is tried again."""
 MOST_KINDS: Final = 50
-"""How many of an account are kept: those that were tried longest ago are forgotten."""
+"""Results that are kept for one account; those of the longest ago are dropped."""
 _MOST_CHARS: Final = 300
 _MOST_FEATURES: Final = 10_000
 _MOST_BYTES: Final = 2 << 20
@@ -29,8 +29,9 @@ _PREFIX: Final = "canaries/"
 
 
 class Canary(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest canary on one kind of machine: a process tree of torpor's own, frozen there, that
-    went on, or ``why_not``. ``host``: what that machine was."""
+    """The newest canary's result on one kind of machine. A canary is a process tree of torpor's own
+    that was frozen there; it went on, or ``why_not`` says why it did not. ``host``: what that
+    machine was."""
 
     gpu: str
     gpu_count: int
@@ -41,7 +42,8 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, rental: Rental, why_not: str, host: Host) -> Canary:
-        """One that has just ended on the machine of this rental, which is not trusted."""
+        """The result that has just come from the machine of this rental, whose words are not
+        trusted."""
         words = _plain(why_not)
         return cls(
             gpu=rental.gpu,
@@ -63,7 +65,7 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def day(self) -> str:
-        """In UTC."""
+        """The day of the canary, in UTC."""
         return time.strftime("%Y-%m-%d", time.gmtime(self.flown_unix))
 
 
@@ -85,7 +87,7 @@ class CanaryRecords:
         self._records = Records(store, _AccountCanaries, _MOST_BYTES, "rank without it")
 
     def keep(self, provider: str, canary: Canary) -> None:
-        """In place of the one before, on this kind of machine."""
+        """Store this result in place of the earlier one of its kind of machine."""
         key = ObjectKey(_PREFIX + hashlib.sha256(provider.encode()).hexdigest()[:32])
         for _ in range(TRIES):
             found = self._records.read(key)
@@ -103,7 +105,7 @@ class CanaryRecords:
         raise self._records.contested(key)
 
     def results(self) -> CanaryResults:
-        """What counts of all accounts now."""
+        """The results of all accounts that count now."""
         read = [self._records.read(found.key) for found in self._store.list(_PREFIX)]
         return CanaryResults({one[0].provider: one[0].canaries for one in read if one is not None})
 
@@ -121,6 +123,7 @@ class CanaryResults:
         }
 
     def of(self, offer: Offer) -> Canary | None:
-        """The newest one at that account with this GPU, region and architecture; None for none."""
+        """The newest result at that account with this GPU, region and architecture; None without
+        one."""
         kind = (str(offer.gpu or ""), offer.gpu_count, offer.region, offer.architecture)
         return self._of.get((offer.provider, *kind))

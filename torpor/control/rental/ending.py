@@ -28,14 +28,15 @@ from torpor.shared.transfer.retries import hurried
 from torpor.shared.values import Label, Machine, SnapshotId
 
 GONE_S: Final = 300.0
-"""How long a provider may take to prove an end; what it may take to settle comes on top."""
+"""Seconds that a provider may take to prove an end, besides the time that it takes to settle."""
 SLOW_S: Final = 30.0
-"""How long an end is waited for that a provider has accepted and may take hours to carry out."""
+"""Seconds to wait for an end that a provider has accepted and may take hours to carry out."""
 ABSENCES: Final = 3
-"""Looks, by id and in the list, that must miss a machine to count as its end where the provider
-keeps no proof of it: each at least as long after the one before as the provider takes to settle."""
+"""How many looks must miss a machine, by its id and in the list, to count as its end where the
+provider keeps no proof. Each comes at least a settling time after the one before."""
 NOTES: Final = 4
-"""How often it is recorded that a machine shows, in the time after which its provider forgets."""
+"""How often it is recorded that a machine shows, within the time after which its provider forgets
+ended machines."""
 FIRST_POLL_S: Final = 0.1
 _LONGEST_POLL_S: Final = 5.0
 
@@ -51,9 +52,9 @@ def end_machine(
     """Destroy the rental's machine, and what belongs to it, until its end is proven. ``shown``: the
     machine, where the caller has just seen it.
 
-    Without ``warrant``, of what was never handed over; HandedOver if another run has handed it over
-    meanwhile. An adopted machine ends only with a snapshot's warrant. A rental whose machine was
-    never seen is abandoned until its provider has settled.
+    Without ``warrant``, only a machine that was never handed over is ended; HandedOver if another
+    run has handed it over meanwhile. An adopted machine ends only with a snapshot's warrant. A
+    rental whose machine was never seen is abandoned until its provider has settled.
     """
     label = rental.label
     if rental.adopted and (warrant is None or warrant.snapshot is None):
@@ -88,7 +89,8 @@ def end_machine(
         else:
             accepted = warrant.is_accepted  # interrupted: a later run sees the end
         if warrant.snapshot and (accepted or warrant.is_accepted):
-            record(warrant.snapshot if accepted else None)  # else its disk may change again
+            # otherwise the machine's disk may change again
+            record(warrant.snapshot if accepted else None)
         raise
     by.listener.ended(machine, warrant.reason)
     with suppress(HandedOver):  # another run has seen the end, and recorded it
@@ -106,15 +108,16 @@ def end_machine(
 def _record_last(
     rentals: Rentals, rental: Rental, snapshot: SnapshotId | None, /, **more: Any
 ) -> None:
-    """Record which snapshot holds what the machine held to the last: should this run be killed, or
-    another one see the end first, it was not lost. Its end goes on also without that."""
+    """Record which snapshot holds what the machine held to the last, so that it does not count as
+    lost if this run is killed or another one sees the end first. A failure to record does not stop
+    the end."""
     with suppress(HandedOver, StoreError):
         rentals.change(rental, snapshot=snapshot, **more)
 
 
 def listed(provider: Provider, label: Label) -> Machine | None:
-    """The machine of this label, if the provider lists one. MachineUnread where a machine that
-    cannot be read may be it."""
+    """The machine with this label, if the provider lists one. MachineUnread where a listed machine
+    that cannot be read may be it."""
     try:
         own, unread = provider.list_own(), None
     except MachineUnread as error:
@@ -126,8 +129,8 @@ def listed(provider: Provider, label: Label) -> Machine | None:
 
 
 def last_known(provider: Provider, rental: Rental) -> Machine | None:
-    """The machine as it was known, for one that its provider does not list; None if it was never
-    seen."""
+    """A machine that its provider does not list, as the rental's record knows it; None if it was
+    never seen."""
     if rental.machine is None:
         return None
     return Machine(rental.machine, provider.identity, rental.label, "stopped", None)
@@ -137,10 +140,10 @@ def look_for(rentals: Rentals, provider: Provider, rental: Rental) -> tuple[Rent
     """Look for a machine that the provider's list has just not shown. The rental as it is now, and
     why the machine counts as gone; empty while it may live.
 
-    Until the provider has settled, nothing counts. Then its proof does, and where it has none to
-    give so long after an end, ``ABSENCES`` looks that miss it, by its id and in the list. The
-    record has them. The proof of an account whose name only its block claims is such a look:
-    another account says the same of every machine.
+    Until the provider has settled, nothing counts. After that its proof counts; where the provider
+    has none so long after an end, ``ABSENCES`` looks that miss the machine count, which the record
+    keeps. The proof of an account whose name only its block claims counts as one such look, because
+    any other account would say the same.
     """
     settling_s, now = provider.abilities.settling_s, time.time()
     if rental.machine is None or now < rental.created_unix + settling_s:
@@ -165,9 +168,9 @@ def wait_until_shown(
     warn: Callable[[str], None],
     nap: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait for machines that were made a moment ago, for all at once, until their providers show
-    them or have settled. A provider that does not answer is asked again; one that refuses, or that
-    no block is for, is not waited for."""
+    """Wait for all machines that were made a moment ago, together, until their providers show them
+    or have settled. A provider that does not answer is asked again; one that refuses, or that no
+    block is for, is not waited for."""
     began_unix, wait_s = time.time(), FIRST_POLL_S
     left = []
     for rental in late:
@@ -191,7 +194,7 @@ def wait_until_shown(
 
 
 def _may_show(provider: Provider, rental: Rental, warn: Callable[[str], None]) -> bool:
-    """Whether its machine does not show yet, and may do so in a later answer."""
+    """Whether the rental's machine does not show yet, and may show in a later answer."""
     if rental.machine is None:
         return False
     try:
@@ -203,9 +206,9 @@ def _may_show(provider: Provider, rental: Rental, warn: Callable[[str], None]) -
 
 
 def seen_again(rentals: Rentals, provider: Provider, rental: Rental, machine: Machine) -> Rental:
-    """Record that the provider shows the ``machine``: earlier answers without it mean nothing, nor
-    does an accepted end that is not carried out: its disk may change again. The time is recorded
-    only where absences count from it."""
+    """Record that the provider shows the ``machine``. Earlier answers without it then count for
+    nothing, and so does an accepted end that was not carried out, because the machine's disk may
+    change again. The time is recorded only where absences are counted from it."""
     if rental.snapshot is not None and not rental.is_ending(machine):
         rental = rentals.change(rental, snapshot=None)
     forgets_s = provider.abilities.forgets_s
@@ -253,7 +256,7 @@ def destroy(
                 raise
             fault = error
         if time.monotonic() > asked.give_up_s:
-            if isinstance(fault, StoreError):  # nobody could say that it may go
+            if isinstance(fault, StoreError):  # the store must say whether the machine may go
                 raise fault
             raise _unproven(provider, machine, asked.is_accepted, within_s, fault)
         time.sleep(wait_s)
@@ -262,7 +265,7 @@ def destroy(
 
 class _Request:
     """The request to destroy one machine, sent again and again. ``give_up_s``: until when, on the
-    monotonic clock; ``is_accepted``: whether the provider says that it ends the machine."""
+    monotonic clock; ``is_accepted``: whether the provider has accepted the end of the machine."""
 
     def __init__(
         self,
@@ -286,8 +289,8 @@ class _Request:
         self.is_accepted = False
 
     def again(self, wait_s: float) -> str:
-        """Look at the machine, and ask for its end unless that is proven; the proof, or empty.
-        ``wait_s``: how long the next look is away."""
+        """Look at the machine, and ask for its end unless that is proven; returns the proof, or an
+        empty text. ``wait_s``: seconds until the next look."""
         live = self._provider.find(self._machine.id)
         self._check()
         if isinstance(live, Machine):
@@ -299,8 +302,8 @@ class _Request:
         return proof
 
     def _end_shown(self, live: Machine, wait_s: float) -> None:
-        """Ask for the end of a machine that the provider shows, and say so once it has accepted.
-        One that takes hours for an end is waited for SLOW_S."""
+        """Ask for the end of a machine that the provider shows, and say so once it has accepted. An
+        end that takes hours is waited for SLOW_S."""
         self._was_shown = True
         is_ending = live.state == "stopping"
         if is_ending and not self.is_accepted and self._provider.abilities.ending_s:
@@ -310,13 +313,14 @@ class _Request:
         self._warrant.accepted()
         if self._warrant.is_accepted and not self._has_told:
             self._has_told = True
-            with hurried():  # what is being ended costs money, and its end is to be seen
+            # without patience: the machine costs money, and its end must be seen soon
+            with hurried():
                 self._accepts()
             self.give_up_s = max(self.give_up_s, time.monotonic() + wait_s)  # one more look
 
     def _proof(self, absent: Absent) -> str:
-        """Why a machine that the provider does not show counts as gone, and all that belonged to it
-        too; empty while it may live, also where it may not show yet."""
+        """Why a machine that the provider does not show counts as gone, with everything that
+        belonged to it; empty while it may live, also because it may not show yet."""
         proof = _proof_of(self._provider, absent, shown=self._was_shown)
         proof = proof or _forgotten(self._rental)
         if not proof or (not self._was_shown and time.time() < self._settled_unix):
@@ -325,7 +329,7 @@ class _Request:
 
 
 def _proof_of(provider: Provider, absent: Absent, shown: bool) -> str:
-    """The proof that counts for ``absent``. ``shown``: this account has shown the machine to this
+    """The proof in ``absent`` that counts. ``shown``: this account has shown the machine to this
     run."""
     return absent.proof if shown or not _is_claimed(provider) else ""
 
@@ -346,13 +350,14 @@ def _unproven(
         error = EndUnproven(
             f"machine {machine.id} at {provider.identity} was told to end, which the provider has "
             f"accepted and may take up to {ending_s / 3600:.0f} h to do: do not work on it. Until "
-            "then it costs money. reconcile with `abandoned` records its end once that is proven"
+            "then it costs money. `torpor reconcile WORKSPACE --abandoned` records its end once "
+            "that is proven"
         )
     else:
         error = EndUnproven(
             f"machine {machine.id} at {provider.identity} was told to end but its end is not "
             f"proven after {within_s:.0f} s{f' ({fault})' if fault else ''}: it may still cost "
-            "money; check the provider's console, then run reconcile"
+            "money; check the provider's console, then run `torpor reconcile WORKSPACE`"
         )
     error.accepted = accepted
     return error
@@ -402,14 +407,14 @@ def close_unseen(rentals: Rentals, provider: Provider, rental: Rental) -> None:
 
 
 def residue_of(provider: Provider, label: Label | None) -> list[str]:
-    """What there is beside a machine of this label, or after it, and may cost money."""
+    """What exists beside or after a machine with this label, and may cost money."""
     left = [residue for residue in provider.residue() if residue.label == label]
     return [residue.id for residue in left if residue.kind not in FREE]
 
 
 def billed(provider: Provider, rental: Rental, now_unix: float) -> dict[str, float]:
-    """What its record says of the price where it ends now: the mean price, by its market's history.
-    The bound stays in the record where that is not to be had."""
+    """The record's fields about the price of a rental that ends now: the mean price, by its
+    market's history. Without a history, the upper bound stays in the record."""
     if not rental.most_usd_h or rental.machine is None or not isinstance(provider, Prices):
         return {}
     try:

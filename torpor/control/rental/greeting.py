@@ -19,16 +19,17 @@ _KEY_S = 10.0
 def greeting_fault(
     endpoint: Endpoint, host_key: str | None, identity: asyncssh.SSHKey
 ) -> str | None:
-    """None when an SSH server with ``host_key`` answers, else what is wrong: until a machine has
-    booted, its address may be another's, or its server may have a key of the image. ``identity``
-    logs in to the jump host."""
+    """None when an SSH server with ``host_key`` answers, otherwise what is wrong. Until a machine
+    has booted, its address may be another's, or its server may have a key of the image.
+    ``identity`` logs in to the jump host."""
     if endpoint.jump is None:
         fault = ssh_banner_fault(endpoint)
         if fault is not None or host_key is None:
             return fault
     where = f"{endpoint.host} port {endpoint.port}"
     try:
-        with ThreadPoolExecutor(1) as thread:  # the caller's may have a loop: a notebook's has
+        # the caller's thread may have an event loop, as in a notebook
+        with ThreadPoolExecutor(1) as thread:
             shown = thread.submit(asyncio.run, _shown(endpoint, identity)).result()
     except (OSError, TimeoutError, asyncssh.Error, TorporError) as error:
         return f"{where}: {error}"
@@ -40,7 +41,7 @@ def greeting_fault(
 
 
 def jump_fault(endpoint: Endpoint, identity: asyncssh.SSHKey) -> str | None:
-    """Why nobody gets to the jump host of ``endpoint``; None where one can, or there is none."""
+    """Why the jump host of ``endpoint`` cannot be reached; None where it can, or there is none."""
     try:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, _jumped(endpoint, identity)).result()

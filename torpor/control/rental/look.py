@@ -24,8 +24,8 @@ class Shown(msgspec.Struct, frozen=True):
 
     @property
     def unsettled(self) -> bool:
-        """Whether the sweep comes before a machine is chosen: the markets show one that nobody will
-        use, or none at all, and that of an open rental may have gone."""
+        """Whether the sweep comes before a machine is chosen: the markets show a machine that no
+        run will use, or show none at all although a rental is open."""
         if not self.machines:
             return bool(self.rentals)
         return any(rental and rental.state == "abandoned" for _, rental in self.machines)
@@ -37,8 +37,8 @@ def look(
     warn: Callable[[str], None],
     unread: Unread | None = None,
 ) -> Shown:
-    """What there is of the workspace at all providers that it or an open rental names. ``unread``:
-    as in Records.read_each; to show it, and for nothing else."""
+    """The machines and rentals of the workspace, at all providers that it or an open rental names.
+    ``unread``: as in Records.read_each; only for a caller that shows them."""
     rentals = ledger.open(unread)
     providers = markets.concerned(rentals)
     recall(providers, rentals)

@@ -20,14 +20,14 @@ from torpor.shared.errors import (
 from torpor.shared.values import Machine
 
 ANSWER_S: Final = 60.0
-"""How long a provider may take to answer one question before the run goes on without it."""
+"""Seconds that a provider may take for one answer before the run goes on without it."""
 
 Answer = TypeVar("Answer")
 
 
 class Markets:
     """``named``: the workspace's providers, in its order. ``others`` opens all other provider
-    blocks of the installation; it is called only where a rental is at none of the named."""
+    blocks of the installation; called only where a rental is at none of the named ones."""
 
     def __init__(
         self, named: Sequence[Provider], others: Callable[[], Sequence[Provider]] = tuple
@@ -44,13 +44,14 @@ class Markets:
         return self._opened
 
     def of(self, identity: str) -> Provider:
-        """The provider of this identity; InvalidInput if no block is for that account."""
+        """The provider with this identity; InvalidInput if no block is for that account."""
         named = [provider for provider in self.named if provider.identity == identity]
         for provider in named or self.every():
             if provider.identity == identity:
                 return provider
         raise InvalidInput(
-            f"no provider block is for {identity}: add one, with the account of that rental"
+            f"no provider block is for {identity}: save one on the UI's page Blocks, with a key of "
+            "that account"
         )
 
     def concerned(self, rentals: Collection[Rental]) -> list[Provider]:
@@ -64,8 +65,9 @@ class Markets:
         return [*self.named, *more] if len(more) == len(unnamed) else [*self.every()]
 
     def check_reached(self, rentals: Collection[Rental]) -> None:
-        """InvalidInput where no block is for the account of a machine that was handed over, and its
-        work is not known to be stored: whoever rents another one would work on an older state."""
+        """InvalidInput where no block is for the account of a machine that was handed over, and
+        whose work is not known to be stored: a machine that is rented instead would hold an older
+        state."""
         known = {provider.identity for provider in self.concerned(rentals)}
         for rental in rentals:
             if (
@@ -74,12 +76,12 @@ class Markets:
                 and rental.provider not in known
             ):
                 raise InvalidInput(
-                    f"workspace {rental.label.workspace} is on machine {rental.machine} at "
-                    f"{rental.provider}, and no provider block is for {rental.provider}: the "
-                    "machine may hold the newest work and cost money, so no other one is rented. "
-                    "Save the block of that account again; where its API key was changed, write "
-                    f"{rental.provider} into its `account`. If the machine is gone for certain, "
-                    f"name its rental in `gone` of reconcile: {rental.label.rental}"
+                    f"machine {rental.machine} of workspace {rental.label.workspace} may hold its "
+                    f"newest work, and no provider block is for {rental.provider}, its account: no "
+                    "other machine is rented. Save that block again, with "
+                    f"{rental.provider} in its `account` if its API key is new. If the machine is "
+                    f"gone for certain: `torpor reconcile {rental.label.workspace} --gone "
+                    f"{rental.label.rental}`"
                 )
 
 
@@ -89,8 +91,9 @@ def ask_all(
     *,
     timeout_s: float = ANSWER_S,
 ) -> list[Answer | TorporError]:
-    """Ask all at once; each answers, fails, or has not answered in time (ProviderUnavailable).
-    Whatever error one raises is that one's: Unforeseen, where it is not ours."""
+    """Ask all at once; each answers, fails, or has not answered in time (ProviderUnavailable). An
+    error of one provider is returned for that provider only; Unforeseen, where it is not
+    torpor's."""
     answers: queue.SimpleQueue[tuple[int, Answer | TorporError]] = queue.SimpleQueue()
 
     def ask(number: int) -> None:
@@ -99,7 +102,7 @@ def ask_all(
         except Exception as error:  # noqa: BLE001 - one market stops no run that asks several
             answers.put((number, as_ours(error)))
 
-    for number in range(len(providers)):  # a thread that hangs keeps nobody from ending
+    for number in range(len(providers)):  # a thread that hangs keeps no process from ending
         threading.Thread(target=ask, args=(number,), name="market", daemon=True).start()
     heard: dict[int, Answer | TorporError] = {}
     until = time.monotonic() + timeout_s
@@ -119,7 +122,8 @@ def ask_all(
 
 
 def recall(providers: Iterable[Provider], rentals: Collection[Rental]) -> None:
-    """Tell each provider that cannot be marked which machines the open ``rentals`` adopted."""
+    """Tell each provider whose machines cannot be marked which ones the open ``rentals``
+    adopted."""
     for provider in providers:
         if provider.abilities.adopts != "by record" or not isinstance(provider, Adopts):
             continue
@@ -134,9 +138,10 @@ def machines_at(
     rentals: Collection[Rental],
     warn: Callable[[str], None],
 ) -> list[Machine]:
-    """Every machine of ours there. A provider that does not answer is an error where an open rental
-    names it or where it is the only one, else a warning: unknown is not none. So is a machine that
-    may be ours and cannot be read, unless the machines of all ``rentals`` in use there can be."""
+    """Every machine of torpor's at these providers. A provider that does not answer is an error
+    where an open rental names it or where it is the only one, and otherwise a warning, because
+    unknown is not none. The same holds for a machine that may be torpor's and cannot be read,
+    unless the machines of all ``rentals`` in use there can be read."""
     found: list[Machine] = []
     needed = {rental.provider for rental in rentals}
     known = {provider.identity for provider in providers}
@@ -152,7 +157,8 @@ def machines_at(
         here = [
             rental
             for rental in rentals
-            if rental.state != "abandoned"  # each of these is looked for on its own
+            # a machine of an abandoned rental is looked for separately
+            if rental.state != "abandoned"
             and (rental.provider == provider.identity or rental.provider not in known)
         ]
         if here and all(rental.label in labels for rental in here):

@@ -1,5 +1,5 @@
-"""The order of a rental. Its host key is derived, so that no secret is stored, and is known before
-there is a machine."""
+"""The order of a rental. Its host key is derived from the SSH identity, so that no secret is
+stored, and the key is known before the machine exists."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class HostKey(msgspec.Struct, frozen=True):
 
 
 def host_key_of(identity: asyncssh.SSHKey, label: Label) -> HostKey:
-    """The key of the rental with this label, the same bytes each time: an idempotency token is
-    refused with another start script. Who knows it learns nothing of ``identity``, nor of another
-    rental's key."""
+    """The key of the rental with this label, the same bytes each time: a market refuses an
+    idempotency token that comes with another start script. A host key reveals nothing about
+    ``identity``, or about another rental's key."""
     return _derived(identity, "torpor host key", label.owner, label.workspace, label.rental)
 
 
@@ -44,7 +44,7 @@ def jump_host_key_of(identity: asyncssh.SSHKey) -> HostKey:
 def order_for(
     offer: Offer, label: Label, identity: asyncssh.SSHKey, want: Want | None = None
 ) -> Order:
-    """What to ask the offer's provider for; ``identity`` will log in."""
+    """The order to send to the offer's provider; ``identity`` will log in."""
     want = want or Want()
     return Order(
         offer=offer,

@@ -1,4 +1,4 @@
-"""Whether programs that were frozen can go on on an offer's machine, and what that counts."""
+"""Whether frozen programs can go on on an offer's machine, and how that counts in a ranking."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torpor.control.rental.canaries import Canary
 from torpor.shared.values import FrozenPrograms, Host, Want, driver_version
 
 COUNTS: Final = {"proven": 1.0, "claimed": 1.25, "no": 2.0}
-"""By which the cost is multiplied in a ranking: what more is paid for a better prospect."""
+"""Factors of the cost in a ranking: how much more is paid for a better prospect."""
 _MOST_CHARS: Final = 40
 _USED: Final = re.compile(
     r"(?:s?sse|avx|amx|bmi|xsave)\w{0,20}|aes|vaes|v?pclmulqdq|gfni|sha_ni|fma|f16c|abm|popcnt|movbe|adx"
     r"|erms|fsrm|rdrand|rdseed|rtm|pku|clwb|clflushopt"
 )
-"""Features of processors that programs choose their code by; others are the kernel's."""
+"""Features of processors by which programs choose their code; other features only concern the
+kernel."""
 
 
 class Prospect(NamedTuple):
@@ -36,7 +37,8 @@ def matters(want: Want) -> bool:
 
 
 def prospect(offer: Offer, able: Abilities, canary: Canary | None, want: Want) -> Prospect:
-    """Whether the programs of a snapshot can go on there, or any where it holds none."""
+    """Whether the programs of a snapshot can go on there; without frozen programs, whether any
+    could."""
     frozen = want.frozen or FrozenPrograms()
     barred = _barred(offer, able, canary)
     if words := barred or _unlike(offer, canary.host if canary else Host(), frozen):
@@ -64,8 +66,8 @@ def _barred(offer: Offer, able: Abilities, canary: Canary | None) -> str:
 
 
 def _unlike(offer: Offer, last: Host, frozen: FrozenPrograms) -> str:
-    """What differs from the machine that the programs ran on, of what they need. ``last``: the
-    last machine of that kind. No words of a machine are passed on: it is not trusted."""
+    """What the frozen programs need and this kind of machine lacks. ``last``: the last machine of
+    that kind. No text of a machine is passed on, because it is not trusted."""
     was = frozen.host
     if frozen.gpu_count and offer.gpu_count < frozen.gpu_count:
         return f"they used {frozen.gpu_count} GPUs, it has {offer.gpu_count}"

@@ -48,15 +48,18 @@ NEXT: Final[dict[State, tuple[State, ...]]] = {
     "abandoned": ("abandoned", "ended"),
     "ended": (),
 }
-"""What may follow a state. A repeat of the same write is fine, except that nothing is asked twice,
-that one run alone hands a machine over, and that an end is the end."""
+"""The states that may follow each state. Repeating the same write is allowed, with three
+exceptions: nothing is asked twice, only one run hands a machine over, and an ended rental stays
+ended."""
 
 _MOST_BYTES: Final = 64 * 1024
-_MOST_READ: Final = 20  # attempts that failed have no snapshot, and a search may make a few
-_SAME_S: Final = 2e-6  # two runs do not hand one machine over in so short a time
-_CLOCKS_S: Final = 24 * 3600.0  # what the clocks of the store and of a control side may differ by
+# most ended rentals that are read: failed attempts have no snapshot, and a search may make a few
+_MOST_READ: Final = 20
+_SAME_S: Final = 2e-6  # seconds within which two runs cannot hand one machine over
+# seconds by which the clocks of the store and of a control side may differ
+_CLOCKS_S: Final = 24 * 3600.0
 OWN_HOST: Final = "local://"
-"""How the identity of a local provider begins, whose machines cost nothing."""
+"""The beginning of a local provider's identity. Local machines cost nothing."""
 
 
 class Rental(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,48 +75,55 @@ class Rental(msgspec.Struct, frozen=True, kw_only=True):
     region: str = ""
     spot: bool = False
     price_usd_h: float = 0.0
-    most_usd_h: float = 0.0  # what an hour may cost, while nobody knows; 0: ``price_usd_h`` is it
-    on_demand_usd_h: float = 0.0  # of spot: what the same machine cost on demand; 0: not known
+    # the most that an hour may cost while the price is unknown; 0: it is ``price_usd_h``
+    most_usd_h: float = 0.0
+    # of a spot machine: the price of the same machine on demand; 0: unknown
+    on_demand_usd_h: float = 0.0
     machine: MachineId | None = None  # None: the provider has not named one
-    host_key: str | None = None  # the only one that its SSH server may show; None: not met yet
+    host_key: str | None = None  # the only host key that its SSH server may show; None: not met yet
     seen_unix: float | None = None  # when the provider last showed the machine
     queued_unix: float | None = None  # when it was last seen in the provider's queue, at no cost
     handed_unix: float | None = None  # when it was handed over
-    unseen_unix: float | None = None  # abandoned: since when its provider has shown no machine
-    absent_unix: tuple[float, ...] = ()  # looks that missed it since ``seen_unix``
+    # of an abandoned rental: since when its provider has shown no machine
+    unseen_unix: float | None = None
+    absent_unix: tuple[float, ...] = ()  # times of the looks that missed it since ``seen_unix``
     ended_unix: float | None = None  # when the end was proven; it may have been earlier
-    why: str = ""  # of abandoned and ended: the reason or the proof
-    snapshot: SnapshotId | None = None  # ended, or being ended: what its machine held to the last
-    project: str = ""  # the workspace's when the machine was asked for
-    job: str = ""  # the one that it was rented for, until another one's run takes it up
-    answered_unix: float | None = None  # when SSH first answered; None: it has not, as far as known
+    why: str = ""  # the reason of an abandoned rental, or the proof of an ended one
+    # of a machine that ended or is ending: the snapshot with all that it held
+    snapshot: SnapshotId | None = None
+    project: str = ""  # the workspace's project when the machine was asked for
+    job: str = ""  # the job that it was rented for, until the run of another job uses it
+    # when SSH first answered; None: it has not, as far as is known
+    answered_unix: float | None = None
     failed: bool = False  # the market made no machine on which SSH answers
     fetched_bytes: int = 0  # what its wake read from the store
-    fetched_s: float = 0.0  # how long that took
-    starting: bool = False  # handed over: the workspace's programs were not started yet
-    volumes: tuple[str, ...] = ()  # where its provider was told to mount what outlives it
-    adopted: bool = False  # its user rented it, and torpor took it over: it always holds work
+    fetched_s: float = 0.0  # seconds that reading took
+    starting: bool = False  # handed over, and the workspace's programs were not started yet
+    # where its provider was told to mount disks that outlive the machine
+    volumes: tuple[str, ...] = ()
+    # the user rented the machine and torpor took it over: it always holds work
+    adopted: bool = False
     version: int = 0  # counts its writes
 
     @property
     def measured(self) -> dict[str, float]:
-        """What its run measured of it: written with the next change of state."""
+        """What the rental's run has measured; written with the next change of state."""
         names = ("answered_unix", "price_usd_h", "fetched_bytes", "fetched_s")
         return {name: value for name in names if (value := getattr(self, name))}
 
     @property
     def bound_usd_h(self) -> float:
-        """What an hour costs at most; 0 where nobody knows a price."""
+        """What an hour costs at most; 0 where no price is known."""
         return max(self.price_usd_h, self.most_usd_h)
 
     @property
     def unfinished(self) -> bool:
-        """Whether its run works on it or was killed."""
+        """Whether the rental's run still works on it, or was killed."""
         return self.state in ("asked", "standing")
 
     def is_ending(self, machine: Machine) -> bool:
-        """Whether its provider carries out an end that torpor asked for, of a machine whose work is
-        stored: nobody needs it any more."""
+        """Whether the provider is carrying out an end that torpor asked for, of a machine whose
+        work is stored."""
         return machine.state == "stopping" and self.snapshot is not None
 
 
@@ -128,7 +138,7 @@ class Rentals:
         self.workspace = workspace
 
     def through(self, way: Callable[[ObjectStore], ObjectStore]) -> Rentals:
-        """The same, whose store is asked in another way."""
+        """These rentals, read through another wrapper of the store."""
         return Rentals(way(self._store), self.workspace)
 
     def new_label(self, owner: str) -> Label:
@@ -227,8 +237,8 @@ class Rentals:
         return self._records.read_each(late, unread)
 
     def since(self, since_unix: float = 0.0, unread: Unread | None = None) -> list[Rental]:
-        """Those of ``open`` and of ``history``. What is open is listed and read before what has
-        ended is listed: what ends meanwhile, also between two pages of a listing, is not lost."""
+        """The rentals of ``open`` and of ``history``. Open ones are listed and read first, so that
+        a rental which ends meanwhile, also between two pages of a listing, is not lost."""
         found = [*self.open(unread), *self.history(since_unix, unread)]
         return [*{rental.label: rental for rental in found}.values()]
 
@@ -245,7 +255,7 @@ class Rentals:
         return None if found is None or found[0].state == "ended" else found[0]
 
     def check_held(self, rental: Rental) -> None:
-        """HandedOver where its user has given an adopted machine up meanwhile."""
+        """HandedOver where the user has given an adopted machine up meanwhile."""
         if rental.adopted and self.of(rental.label) is None:
             raise HandedOver(
                 f"machine {rental.machine} was given up by its user meanwhile: it was left alone"
@@ -257,13 +267,13 @@ class Rentals:
         return None if found is None else found[0]
 
     def change(self, rental: Rental, **changes: Any) -> Rental:
-        """Write what the store has of it with ``changes``. HandedOver where another run has ended
-        it, or has changed its state in a way that does not allow this."""
+        """Write the stored record with ``changes``. HandedOver where another run has ended the
+        rental, or has changed its state so that these changes are not allowed."""
         return self._change(rental, changes)
 
     def change_untaken(self, rental: Rental, **changes: Any) -> Rental:
-        """As ``change``; HandedOver also where another run has written it since it was ``rental``:
-        it may have taken the machine up."""
+        """As ``change``; HandedOver also where another run has written the record since it was
+        ``rental``, because that run may use the machine."""
         return self._change(rental, changes, untaken=True)
 
     def _change(self, rental: Rental, changes: dict[str, Any], *, untaken: bool = False) -> Rental:
@@ -275,7 +285,7 @@ class Rentals:
             if found is None or found[0].state == "ended":
                 raise self._taken(label, None)
             now, version = found
-            if _is_written(now, changes):  # by this run: the answer was lost
+            if _is_written(now, changes):  # by this run, whose answer was lost
                 then = now
             elif "state" in changes and changes["state"] not in NEXT[now.state]:
                 raise self._taken(label, now)
@@ -306,12 +316,13 @@ class Rentals:
             self.change(rental, host_key=host_key)
 
     def seen(self, rental: Rental) -> Rental:
-        """Record that the provider shows its machine now."""
+        """Record that the provider shows the rental's machine now."""
         return self.change(rental, seen_unix=time.time(), absent_unix=())
 
     def check_unclaimed(self, label: Label) -> None:
         """HandedOver where another run has handed the machine over or ended it; StoreError if the
-        store does not answer. One under a reserved name holds no work: it may always be ended."""
+        store does not answer. A machine under a reserved name holds no work, and may always be
+        ended."""
         if label.workspace.startswith(RESERVED):
             return
         try:
@@ -337,15 +348,15 @@ class Rentals:
         )
 
     def _file(self, rental: Rental) -> None:
-        """Move the record of what has ended to the history."""
+        """Move the record of an ended rental to the history."""
         name = rental.label.rental
         with suppress(ObjectExists):  # another run has done it
             self._records.create(self._key("ended", name), rental)
         self._store.delete([self._key("open", name), self._key("handed", name)])
 
     def _read(self, name: str, *, handed: bool = True) -> tuple[Rental, str] | None:
-        """The record as it counts, and the version that a change replaces. ``handed``: whether it
-        may have been handed over."""
+        """The record that counts, and the version that a change replaces. ``handed``: whether the
+        machine may have been handed over."""
         found = self._records.read(self._key("open", name))
         if found is not None and handed and found[0].state in ("asked", "standing", "abandoned"):
             over = self._records.read(self._key("handed", name))
@@ -361,13 +372,13 @@ class Rentals:
 
 
 def _is_written(now: Rental, changes: dict[str, Any]) -> bool:
-    """Whether the record has this very hand-over. The store's clock moves its time a little."""
+    """Whether the record has exactly this hand-over. The store's clock moves its time a little."""
     asked_unix = changes.get("handed_unix", math.inf)
     return now.handed_unix is not None and abs(now.handed_unix - asked_unix) < _SAME_S
 
 
 def _is_untaken(now: Rental, then: Rental) -> bool:
-    """Whether nobody has written the record since, but for the host key of the first login."""
+    """Whether nobody has written the record since, except for the host key of the first login."""
     return now.version - then.version == (now.host_key != then.host_key)
 
 
@@ -377,7 +388,7 @@ def rental_named(key: str) -> str:
 
 
 def with_host_key(machine: Machine, rental: Rental | None) -> Machine:
-    """The machine with the only host key that it may show."""
+    """The machine, with the only host key that it may show."""
     host_key = rental.host_key if rental else None
     if machine.endpoint is None or host_key is None:
         return machine

@@ -1,4 +1,4 @@
-"""Who rents, and what hears of it."""
+"""The renter of machines, and the listener to what happens to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torpor.shared.values import Machine, Want
 
 
 class RentalListener(Protocol):
-    """What wants to know of machines and troubles: a run's log and events."""
+    """Told of machines and troubles, for a run's log and events."""
 
     def warn(self, message: str) -> None: ...
     def asks(self, offer: Offer) -> None: ...
@@ -26,7 +26,7 @@ class RentalListener(Protocol):
 
 
 class Renter(msgspec.Struct, frozen=True):
-    """Who rents, for what: the same for all machines of a run."""
+    """What a run needs to rent machines for a workspace; the same for all of its machines."""
 
     rentals: Rentals
     markets: Markets
@@ -37,5 +37,5 @@ class Renter(msgspec.Struct, frozen=True):
     project: str = ""
     job: str = ""
     afford: Callable[[float], None] = lambda usd_h: None
-    """Called with its price between the record of a rental and the request for its machine: raises
-    BudgetExceeded if the budgets do not allow what is recorded by now."""
+    """Called with the machine's price after the rental is recorded and before the machine is asked
+    for. Raises BudgetExceeded if the budgets do not allow what is recorded by then."""

@@ -50,12 +50,12 @@ from torpor.shared.values import Label, Machine, MachineId
 
 MOST_ATTEMPTS: Final = 12
 RENT_S: Final = 3600.0
-"""After this time no further offer is tried."""
+"""Seconds after which no further offer is tried."""
 AT_ONCE_S: Final = 30.0
-"""How long a failed attempt is waited for to end before the next offer is tried."""
-_QUEUED_S: Final = 60.0  # between two records that a machine waits in its provider's queue
+"""Seconds to wait for the end of a failed attempt's machine before the next offer is tried."""
+_QUEUED_S: Final = 60.0  # seconds between two records that a machine waits in its provider's queue
 _PAUSES: Final = 3  # waits for one offer's provider that is busy (429)
-_PAUSE_S: Final = 60.0  # the longest of them
+_PAUSE_S: Final = 60.0  # seconds of the longest of these waits
 _NOTHING_RENTED: Final = (
     CreateFailed,
     ProviderDenied,
@@ -70,9 +70,9 @@ _SILENT: Final = (ProviderUnavailable, CreateUncertain)
 class Tenancy:
     """One machine of a run. As a context: ends the machine after an error, if that is safe.
 
-    A machine that this run rented may be ended until it is handed over. One that a killed run left
-    (``fresh`` is false) may be ended only after its agent has said that it holds an unfinished
-    restore and nothing else. The user's own never.
+    A machine that this run rented may be ended until it is handed over. A machine that a killed run
+    left (``fresh`` is false) may be ended only after its agent has said that it holds an unfinished
+    restore and nothing else. The user's own machine is never ended.
     """
 
     def __init__(
@@ -85,19 +85,20 @@ class Tenancy:
         self._renting = renting
 
     def holds_nothing_else(self) -> None:
-        """Record the agent's answer: the targets were empty, or an unfinished restore's."""
+        """Record the agent's answer that the targets were empty, or held only an unfinished
+        restore."""
         if self._renting is not None and self.rental is not None:
             self._renting.claim(self.rental)
 
     def abandon(self, why: str) -> None:
         """End the machine after the error that follows. Its record says so at once, so that no
-        other run takes it up. HandedOver if another run may have done so since this one did."""
+        other run takes it up. HandedOver if another run may have begun to use it meanwhile."""
         if self._renting is not None and self.rental is not None:
             self._renting.abandon(self.rental, why)
 
     def check_unclaimed(self) -> None:
-        """HandedOver if another run has handed the machine over, or ended it. A machine that a
-        killed run left may be another run's too."""
+        """HandedOver if another run has handed the machine over, or ended it. Two runs may take a
+        machine that a killed run left."""
         if self._renting is not None and self.rental is not None:
             self._renting.check_unclaimed(self.rental.label)
 
@@ -130,20 +131,21 @@ class Tenancy:
     def __exit__(self, kind: object, cause: BaseException | None, trace: object) -> None:
         if cause is None or self._renting is None or self.rental is None:
             return
-        if isinstance(cause, WorkspaceBusy):  # another run brings it to this very machine
+        if isinstance(cause, WorkspaceBusy):  # another run restores on this very machine
             self._renting.leave(self.rental)
         self._renting.end_after(cause, [self.rental])
 
 
 class Renting:
-    """One run's rentals of one workspace. As a context: at the end, whatever of them was not handed
-    over is ended. Thread-safe."""
+    """One run's rentals of one workspace. As a context: machines that were not handed over are
+    ended at the end. Thread-safe."""
 
     def __init__(self, renter: Renter) -> None:
         self._by = renter
         self._rentals = renter.rentals
-        self._ours: dict[Label, Rental] = {}  # what this run may end
-        self._over_before: set[Label] | None = None  # handed over when this run looked first
+        self._ours: dict[Label, Rental] = {}  # the rentals whose machines this run may end
+        # the labels that were handed over when this run first looked
+        self._over_before: set[Label] | None = None
         self._lock = threading.Lock()
         self._first = threading.Lock()
         self._swept = False
@@ -164,7 +166,8 @@ class Renting:
         return self.look(unread).machines
 
     def look(self, unread: Unread | None = None) -> Shown:
-        """``look.look``; the first one of this run says who had handed over a machine before."""
+        """``look.look``; the first look of this run notes which machines were handed over
+        before."""
         shown = look(self._rentals, self._by.markets, self._by.listener.warn, unread)
         if self._over_before is None:
             self._over_before = {r.label for r in shown.rentals if r.state == "handed over"}
@@ -189,8 +192,8 @@ class Renting:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a machine of the workspace that nobody can use cannot be ended either: whoever
-        rented another one would pay for both."""
+        """Whether a machine of the workspace can neither be used nor be ended, so that a further
+        machine would cost money beside it."""
         return bool(self._stuck)
 
     def take_up(
@@ -200,9 +203,9 @@ class Renting:
         *,
         untaken: bool = False,
     ) -> Tenancy:
-        """Wait until a machine that another run left answers. It is not ended where it does not: it
-        may hold that run's restore. ``untaken``: HandedOver if another run has written its record
-        since that was read."""
+        """Wait until a machine that another run left answers. If it does not answer, it is not
+        ended, because it may hold that run's restore. ``untaken``: HandedOver if another run has
+        written its record since the record was read."""
         rental = tenancy.rental
         if rental is None:
             return tenancy
@@ -229,15 +232,15 @@ class Renting:
         seen_unix, job = time.time(), self._by.job
         try:
             rental = self._rentals.change_untaken(rental, **shows, seen_unix=seen_unix, job=job)
-        except HandedOver:  # where another run took it up meanwhile, its job stays on record
+        except HandedOver:  # if another run uses it meanwhile, that run's job stays on record
             if untaken:
                 raise
             rental = self._rentals.change(rental, **shows, seen_unix=seen_unix)
         return Tenancy(with_host_key(live, rental), rental, self, fresh=False)
 
     def look_with_late(self, nap: Callable[[float], None] = time.sleep) -> Shown:
-        """A look that has waited for the machines of killed runs that their markets do not show
-        yet: otherwise each would be rented once more."""
+        """Look after waiting for the machines of killed runs that their markets do not show yet:
+        otherwise each of them would be rented once more."""
         shown = self.look()
         there = {machine.label for machine, _ in shown.machines}
         late = [r for r in shown.rentals if r.state == "standing" and r.label not in there]
@@ -288,7 +291,7 @@ class Renting:
             self._ours[rental.label] = rental
 
     def abandon(self, rental: Rental, why: str) -> None:
-        """As in Tenancy."""
+        """Abandon the rental; see Tenancy.abandon."""
         self._rentals.change_untaken(rental, state="abandoned", why=why)
         self.claim(rental)
 
@@ -310,7 +313,7 @@ class Renting:
                     f"another run has handed over machine {other.machine} of workspace "
                     f"{self._rentals.workspace} meanwhile: use that one"
                 )
-        self.leave(rental)  # first: a write whose answer is lost may have been done
+        self.leave(rental)  # first, because a write whose answer is lost may have been done
         change = self._rentals.change_untaken if untaken else self._rentals.change
         change(
             rental,
@@ -327,7 +330,7 @@ class Renting:
     # -- the end
 
     def check_unclaimed(self, label: Label) -> None:
-        """As in Rentals."""
+        """Raise as Rentals.check_unclaimed does."""
         self._rentals.check_unclaimed(label)
 
     def end(
@@ -338,12 +341,13 @@ class Renting:
         *,
         within_s: float = GONE_S,
     ) -> None:
-        """``ending.end_machine``: afterwards nothing of the rental is left to end with this run."""
+        """End the rental's machine (``ending.end_machine``); afterwards this run has nothing to end
+        of it."""
         end_machine(self._by, rental, warrant, shown, within_s=within_s)
         self.leave(rental)
 
     def end_after(self, cause: BaseException | None, rentals: Sequence[Rental]) -> None:
-        """End those that this run may end. If one cannot be ended, an error of ours names both
+        """End the machines that this run may end. If one cannot be ended, the error names both
         causes; a cancellation stays a cancellation. A failed attempt that cannot be ended fails no
         run that went well: it stays abandoned, for reconcile and the next run. No machine waits
         here, at its price, for a store that is away."""
@@ -361,7 +365,7 @@ class Renting:
                 self.leave(rental)
                 self._by.listener.warn(str(error))
             except TorporError as error:
-                self.leave(rental)  # for reconcile and the next run
+                self.leave(rental)  # left for reconcile and the next run
                 self._by.listener.warn(str(error))
                 if cause is not None or rental.state != "abandoned":
                     faults.append(error)
@@ -377,8 +381,8 @@ class Renting:
             ) from cause
 
     def end_abandoned(self, *, within_s: float = GONE_S) -> list[Rental]:
-        """``sweep.end_abandoned``; returns what it ended. While it cannot end one, ``rent`` rents
-        none."""
+        """Run ``sweep.end_abandoned``; returns the ended rentals. While a machine cannot be ended,
+        ``rent`` rents none."""
         self._swept = True
         ended, stuck = end_abandoned(self._by, self.look(), self._ours, within_s=within_s)
         self._stuck += stuck
@@ -449,7 +453,8 @@ class Renting:
         rental = msgspec.structs.replace(
             rental,
             answered_unix=time.time(),
-            price_usd_h=live.price_usd_h or rental.price_usd_h,  # the market's word is the bill
+            # the market's price is the one that is billed
+            price_usd_h=live.price_usd_h or rental.price_usd_h,
         )
         self.claim(rental)
         self._by.listener.created(live)
@@ -469,9 +474,9 @@ class Renting:
         return see
 
     def _abandon(self, rental: Rental, cause: BaseException) -> TorporError | None:
-        """Mark the rental as abandoned. End it now if its machine shows, at the end of the run if
-        that takes time, or by a later run. Returns why its machine cannot be ended; None where it
-        has ended, or its provider has accepted to end it, or nobody knows of a machine."""
+        """Mark the rental as abandoned. Its machine is ended now if it shows, at the end of the run
+        if that takes time, or by a later run. Returns why its machine cannot be ended; None where
+        it has ended, or its provider has accepted to end it, or nobody knows of a machine."""
         if rental.label not in self._ours:
             return None
         with suppress(TorporError):
@@ -493,7 +498,7 @@ class Renting:
         return None
 
     def _end_abandoned_once(self) -> None:
-        """End what earlier runs abandoned, where this one has not done so."""
+        """Run the sweep, unless this run has done so before."""
         with self._first:
             if not self._swept and any(
                 rental.state == "abandoned" and rental.machine and rental.label not in self._ours
@@ -508,7 +513,8 @@ class Renting:
 
 
 def _is_failure(cause: BaseException) -> bool:
-    """Whether the market, and not our account or the way to it, failed to make a machine."""
+    """Whether the market failed to make a machine, and not our account or the connection to the
+    market."""
     failed = isinstance(cause, (CreateFailed, MachineUnreachable))
     return failed and not isinstance(cause, QuotaReached)
 

@@ -21,15 +21,16 @@ from torpor.shared.format.frozen import frozen_in
 from torpor.shared.values import GIB, Want, cuda_version
 
 DISK_MARGIN: Final = 1.1
-"""A snapshot takes this much of a disk: its files, what the agent keeps meanwhile."""
+"""A snapshot needs this many times its bytes of disk: for its files, and for what the agent keeps
+meanwhile."""
 _HOURS: Final = 8.0
-"""What an offer costs is compared over so many hours, with the traffic of the restore."""
+"""Hours over which offers' costs are compared, with the traffic of the restore."""
 UNSTATED: Final = 0.9
-"""Assumed for the ranking of a host of one of many owners that states no reliability."""
+"""The reliability assumed in the ranking for a host of one of many owners that states none."""
 
 
 class OfferOutcome(msgspec.Struct, frozen=True):
-    """An offer, or a provider as a whole, and what came of it."""
+    """An offer, or a whole provider, and what came of asking it."""
 
     provider: str
     offer: str
@@ -45,7 +46,7 @@ class OfferOutcome(msgspec.Struct, frozen=True):
         return cls(offer.provider, offer.id, outcome, gpu, offer.region, price)
 
     def row(self) -> Row:
-        """As a line of a table, whose first columns are what a narrow page shows."""
+        """The offer as a row of a table, whose first columns are what a narrow page shows."""
         price = "" if self.price_usd_h is None else f"{self.price_usd_h:.3f}"
         return {
             "market": self.provider.partition("://")[0], "GPU": self.gpu, "$/h": price,
@@ -63,7 +64,7 @@ class Offers(msgspec.Struct, frozen=True):
     because: dict[tuple[str, str], str] = {}
 
     def chosen(self, provider: str, offer: str) -> str:
-        """Why that one was rented before a cheaper one, for people; empty where only its cost
+        """Why that offer was rented before a cheaper one, for people; empty where only its cost
         counts."""
         words = self.because.get((provider, offer), "")
         cheapest = min(self.fitting, key=lambda sold: sold.price_usd_h, default=None)
@@ -116,14 +117,14 @@ def find_offers(
 
 
 def refusal(seen: Prospect, want: Want) -> str:
-    """Why a machine is not rented on which no processes can be frozen; empty where it may be."""
+    """Why a machine on which no processes can be frozen is not rented; empty where it may be."""
     if want.process != "require" or not seen.barred:
         return ""
     return f"{seen.barred}, and `process` requires it: with `try` it is rented all the same"
 
 
 def ask_for_offers(providers: Sequence[Provider], want: Want) -> list[list[Offer] | TorporError]:
-    """What each provider sells, or why it has not said so.
+    """What each provider sells, or why it has not answered.
 
     Each account is checked before: login, balance, and whether the image will do. InvalidInput
     where the wanted GPU is not understood.
@@ -138,13 +139,13 @@ def ask_for_offers(providers: Sequence[Provider], want: Want) -> list[list[Offer
 
 
 def sold(provider: Provider, wants: Sequence[Want]) -> list[Offer]:
-    """What a provider sells to any of these, each offer once."""
+    """What a provider sells for any of these wishes, each offer once."""
     found = {(offer.id, offer.unread): offer for one in wants for offer in provider.offers(one)}
     return [*found.values()]
 
 
 def expected(usd: float, offer: Offer) -> float:
-    """More than ``usd`` where a machine may fail and be rented again."""
+    """The expected cost: more than ``usd`` where a machine may fail and be rented again."""
     reliability = offer.reliability
     if reliability is None:
         reliability = UNSTATED if offer.many_owners else 1.0
@@ -152,12 +153,14 @@ def expected(usd: float, offer: Offer) -> float:
 
 
 def billed_s(hours: float, able: Abilities) -> float:
-    """What the market bills for them: rounded up, with the time that it takes to end a machine."""
+    """The seconds that the market bills for these hours: rounded up, with the time that ending a
+    machine takes."""
     return math.ceil((hours * 3600 + able.ending_s) / able.billing_s) * able.billing_s
 
 
 def fit(want: Want, environment: Mapping[str, Any], workspace_bytes: int) -> Want:
-    """``want`` for a machine that a snapshot of this environment record can be woken on."""
+    """``want``, changed so that it describes a machine on which a snapshot with this environment
+    record can be woken."""
     return msgspec.structs.replace(
         want,
         disk_gib=max(want.disk_gib, workspace_bytes * DISK_MARGIN / GIB),
@@ -184,7 +187,7 @@ def _no_offer(
         return answers[0]
     wishes = msgspec.to_builtins(msgspec.structs.replace(want, frozen=None))
     if want.process != "require":
-        del wishes["process"]  # it refuses nothing
+        del wishes["process"]  # this wish refuses no offer
     for name in ("cuda", "driver"):
         wishes[name] = ".".join(map(str, wishes[name] or ()))
     wish = ", ".join(f"{name} {value}" for name, value in wishes.items() if value) or "anything"
@@ -199,7 +202,7 @@ def _no_offer(
 
 
 def _unknown(want: Want) -> str:
-    """The wanted models that may be mistyped."""
+    """The wanted GPU models that may be mistyped."""
     odd = [wish for wish in wishes_of(want) if not is_known(wish)]
     meant = [f"{wish.text} (did you mean {nearest(wish) or 'another one'}?)" for wish in odd]
     return f". torpor does not know the GPU {', '.join(meant)}" if meant else ""

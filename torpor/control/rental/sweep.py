@@ -21,7 +21,7 @@ from torpor.shared.errors import EndUnproven, HandedOver, TorporError
 from torpor.shared.values import Label, Machine, owner_of
 
 ASKED_S: Final = 900.0
-"""A request that is so old and has no machine belongs to a run that was killed."""
+"""Seconds after which a request without a machine belongs to a killed run."""
 
 
 def end_abandoned(
@@ -29,9 +29,9 @@ def end_abandoned(
 ) -> tuple[list[Rental], list[str]]:
     """End what nobody will use: abandoned rentals, old requests that never became a machine, and
     unfinished ones whose machine has provably gone. Close the rentals of machines that were handed
-    over and have provably gone without us. Each may take ``within_s``; what cannot be ended is a
-    warning. ``ours``: the rentals of this very run, which stay. Returns those that have ended, and
-    what each machine costs that can neither be used nor be ended, with how to end it."""
+    over and have provably gone without us. Each end may take ``within_s``; a machine that cannot be
+    ended is a warning. ``ours``: the rentals of this run, which stay. Returns the ended rentals,
+    and for each machine that can neither be used nor be ended, what it costs and how to end it."""
     machines = {machine.label: machine for machine, _ in shown.machines}
     ended, stuck = list[Rental](), list[str]()
     for rental in shown.rentals:
@@ -52,8 +52,8 @@ def end_abandoned(
 
 def end_scratch(by: Renter, *, before_unix: float = math.inf, spared: Collection[str] = ()) -> None:
     """End the machines that killed runs left under a reserved name, at the providers that blocks
-    are for, but those of the jobs ``spared``; raise the last failure after trying all. What cannot
-    be ended is abandoned: `watch` ends it."""
+    are for, except those of the jobs in ``spared``; raise the last failure after trying all. A
+    machine that cannot be ended is abandoned, and `watch` ends it."""
     fault: TorporError | None = None
     shown = look(by.rentals, by.markets, by.listener.warn)
     here = {provider.identity for provider in by.markets.concerned(shown.rentals)}
@@ -79,8 +79,9 @@ def close_if_gone(
     shown: Machine | None,
     first: Callable[[Rental], None] = lambda rental: None,
 ) -> bool:
-    """Close the rental of a machine that has gone without us, right after ``first``, which gets its
-    record; nothing is destroyed. Of one that its provider shows, note that, and its account."""
+    """Close the rental of a machine that has ended without torpor, right after calling ``first``
+    with its record; nothing is destroyed. For a machine that its provider shows, record that, and
+    its account."""
     if shown is not None and shown.provider != rental.provider:
         known = {provider.identity for provider in by.markets.every()}
         if moved := moved_to([shown], rental, known):
@@ -96,8 +97,8 @@ def close_if_gone(
 
 def costs_on(rental: Rental, error: TorporError) -> bool:
     """Whether the machine of an abandoned rental goes on after an end that failed with ``error``.
-    Its provider may have accepted to end it, and nobody may know of a machine: then it is looked
-    for later."""
+    False where its provider has accepted the end, or where no machine is known: then a later look
+    finds out."""
     accepted = isinstance(error, EndUnproven) and error.accepted
     unknown = rental.machine is None and error.retryable
     return not (accepted or unknown or isinstance(error, HandedOver))
@@ -129,10 +130,10 @@ def _end_if_over(by: Renter, rental: Rental, shown: Machine | None, within_s: fl
         provider = by.markets.of(rental.provider)
         close_lost(by.rentals, provider, rental, gone, by.listener.warn)
     elif rental.state == "abandoned":
-        if gone or not rental.absent_unix:  # else no proof will come, and a later look ends it
+        if gone or not rental.absent_unix:  # otherwise no proof will come, and a later look ends it
             end_machine(by, rental, within_s=within_s)
     elif gone or (not shown and _is_old_request(rental)):
-        end_machine(by, rental, within_s=within_s)  # else the next run takes it up
+        end_machine(by, rental, within_s=within_s)  # otherwise the next run continues with it
 
 
 def _is_old_request(rental: Rental) -> bool:

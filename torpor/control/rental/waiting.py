@@ -19,12 +19,12 @@ from torpor.shared.errors import (
 )
 from torpor.shared.values import Endpoint, Label, Machine, MachineId
 
-_FIRST_WAIT_S = 0.05  # between two questions to the provider
-_LONGEST_WAIT_S = 4.0  # markets limit requests
+_FIRST_WAIT_S = 0.05  # seconds between two questions to the provider
+_LONGEST_WAIT_S = 4.0  # seconds; markets limit requests
 _GROWTH = 1.6
-_GREETING_WAIT_S = 0.5  # between two tries at SSH, which no market counts
+_GREETING_WAIT_S = 0.5  # seconds between two tries at SSH, which no market counts
 _BANNER_S = 5.0
-_BANNER_BYTES = 8 << 10  # RFC 4253 lets a server say other lines before its version
+_BANNER_BYTES = 8 << 10  # RFC 4253 lets a server send other lines before its version
 
 
 def wait_until_reachable(
@@ -76,7 +76,7 @@ def wait_until_reachable(
             seen = f"it runs without an address for SSH: {seen.note}"
             if able.address_s is not None and clock() >= bare_since + able.address_s:
                 raise CreateFailed(f"machine {machine} at {provider.identity} is of no use: {seen}")
-        elif not isinstance(seen, TorporError):  # which says nothing of an address
+        elif not isinstance(seen, TorporError):  # these errors say nothing of an address
             bare_since = math.inf
         look_again = min(clock() + wait_s * random.uniform(0.75, 1.25), end)  # noqa: S311
         wait_s = max(able.poll_s, min(wait_s * _GROWTH, _LONGEST_WAIT_S))
@@ -99,7 +99,7 @@ def wait_until_reachable(
 
 
 def ssh_banner_fault(endpoint: Endpoint) -> str | None:
-    """None when an SSH server greets at ``endpoint``, else what went wrong."""
+    """None when an SSH server greets at ``endpoint``, otherwise what went wrong."""
     told = f"{endpoint.host} port {endpoint.port}"
     try:
         with socket.create_connection((endpoint.host, endpoint.port), _BANNER_S) as link:
@@ -120,8 +120,9 @@ def ssh_banner_fault(endpoint: Endpoint) -> str | None:
 def _look(
     provider: Provider, machine: MachineId, in_settling: bool, label: Label | None
 ) -> Machine | TorporError | str:
-    """The machine once it runs, or waits in a queue; why the provider cannot be asked; else what is
-    missing. CreateFailed when it is in vain, ProviderDenied when no later look will be answered."""
+    """The machine once it runs, or waits in a queue; why the provider cannot be asked; or what is
+    still missing. CreateFailed when waiting is in vain, ProviderDenied when no later look will be
+    answered."""
     try:
         live = provider.find(machine)
     except ProviderDenied as cause:

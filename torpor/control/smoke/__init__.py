@@ -1,1 +1,2 @@
-"""The first, cheapest rental at a market: what its adapter assumes against what is seen."""
+"""The first, cheapest rental at a market, which compares what its adapter assumes with what is
+seen."""

@@ -1,4 +1,4 @@
-"""The proven end of whatever carries a smoke test's label, whoever asks for it."""
+"""The proven end of everything that carries a smoke test's label."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _BETWEEN_S: Final = 5.0
 def end(provider: Provider, rental: Rental, nap: Callable[[float], None] = time.sleep) -> str:
     """Destroy the machine of the rental's label; returns the proof of its end.
 
-    Where no proof comes, ABSENCES looks in a row must miss it. Of a machine that nobody has seen,
-    the second comes when its market has settled, and the third as long after that.
+    Without a proof, ABSENCES looks in a row must miss the machine. For a machine that nobody has
+    seen, the second look comes when its market has settled, and the third as long after that.
 
     EndUnproven, or the provider's error, where there is no proof: the machine may cost money, so
     call it again.
@@ -72,7 +72,8 @@ def _found(provider: Provider, known: Machine | None) -> Machine | None:
 
 
 def _pause_s(provider: Provider, rental: Rental, known: Machine | None) -> float:
-    """Until the next look. A machine that nobody has seen may appear until its market settles."""
+    """Seconds until the next look. A machine that nobody has seen may appear until its market
+    settles."""
     able = provider.abilities
     if known is not None:
         return max(_BETWEEN_S, able.poll_s)

@@ -23,27 +23,27 @@ _COMMANDS: Final[dict[str, tuple[str, ...]]] = {
 
 
 class Inside(msgspec.Struct, frozen=True, kw_only=True):
-    """Each field is what a command printed; empty where it failed."""
+    """What commands on the machine printed, one field each; empty where the command failed."""
 
-    gpus: tuple[str, ...] = ()  # name, memory, driver of each
+    gpus: tuple[str, ...] = ()  # name, memory and driver of each
     umask: str = ""
     python: str = ""
     system: str = ""
-    variables: tuple[str, ...] = ()  # the names alone
+    variables: tuple[str, ...] = ()  # only the names
 
 
 class Door(Protocol):
-    """The way to a machine's SSH server."""
+    """A way to a machine's SSH server."""
 
     def fault(self, endpoint: Endpoint, host_key: str | None) -> str | None:
-        """None where it answers with this key, else what is wrong."""
+        """None where the server answers with this key, otherwise what is wrong."""
 
     def look(self, endpoint: Endpoint) -> Inside:
         """Log in and look. MachineError where that fails."""
 
 
 class SshDoor:
-    """The real one."""
+    """The way over real SSH."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
@@ -65,7 +65,7 @@ class SshDoor:
         )
 
     async def _asked(self, endpoint: Endpoint) -> dict[str, Completed]:
-        """What each command printed, of those that ended well."""
+        """The output of each command that ended well."""
         connection, _ = await connect(endpoint, self._identity)
         async with connection:
             done = {

@@ -15,7 +15,7 @@ from torpor.shared.errors import BudgetExceeded, InvalidInput, NoOffer
 from torpor.shared.values import Want
 
 MINUTES: Final = 10.0
-"""How long the machine may live until it is ended."""
+"""Minutes that the machine may live until it is ended."""
 MAX_USD: Final = 0.50
 _LEAST_MINUTES: Final = 1.0
 _MOST_MINUTES: Final = 24 * 60.0
@@ -31,13 +31,13 @@ class SmokePlan(Report, frozen=True, kw_only=True):
     want: Want
     offer: Offer
     minutes: float
-    machines: int = 1  # one after the other, each as long
+    machines: int = 1  # one after the other, each for as long
     worst_usd: float
-    lifetime_s: float | None  # after which ``ender`` ends it; None: nothing does
+    lifetime_s: float | None  # seconds after which ``ender`` ends it; None: nothing does
     ender: Literal["", "the market", "the machine"] = ""
 
     def without_account(self) -> SmokePlan:
-        """What a recording may hold."""
+        """The plan without the account, as a recording may hold it."""
         return msgspec.structs.replace(self, account=Account(name=""))
 
     def title(self) -> str:
@@ -77,10 +77,8 @@ def make_plan(
     gpu: str = "",
     machines: int = 1,
 ) -> SmokePlan:
-    """The plan for the cheapest offer; of one with a GPU, where the market has such.
-
-    BudgetExceeded if its worst case is over ``max_usd`` or over the account's balance.
-    """
+    """The plan for the cheapest offer, with a GPU where the market has such. BudgetExceeded if its
+    worst case is over ``max_usd`` or over the account's balance."""
     if not _LEAST_MINUTES <= minutes <= _MOST_MINUTES:
         raise InvalidInput(
             f"a machine for {minutes:g} minutes: give {_LEAST_MINUTES:g} to {_MOST_MINUTES:g}"

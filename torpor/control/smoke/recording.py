@@ -18,7 +18,7 @@ from torpor.control.providers.market_client import Exchange
 from torpor.control.smoke.redact import Redactor
 
 MOST_BYTES: Final = 1 << 20
-"""The longest body that is kept. A longer one is cut."""
+"""Bytes of the longest body that is kept whole; a longer one is cut."""
 
 PLAN: Final = "plan"
 
@@ -68,7 +68,7 @@ class Recorder:
         (self.folder / f"{name}.json").write_bytes(text + b"\n")
 
     def _body(self, body: bytes, content_type: str) -> Any:
-        """JSON, the fields of a form, or text; None where there is none."""
+        """A body as JSON, as the fields of a form, or as text; None where there is none."""
         if not body:
             return None
         if content_type.startswith("application/x-www-form-urlencoded"):

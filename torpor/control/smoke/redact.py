@@ -1,4 +1,4 @@
-"""What a recording must not hold: secrets, keys, addresses, and whoever's account it is.
+"""Removes what a recording must not hold: secrets, keys, addresses, and whose account it is.
 
 A value keeps its type and its place, so that an adapter can still read the answer. Addresses become
 those that are reserved for documentation.
@@ -16,8 +16,8 @@ from urllib.parse import quote
 REDACTED: Final = "REDACTED"
 ADDRESS: Final = "192.0.2.1"
 ADDRESS_6: Final = "2001:db8::1"
-_SHORTEST: Final = 6  # characters of a secret that is looked for everywhere
-_PART: Final = 20  # and of a word in a longer one
+_SHORTEST: Final = 6  # characters that a secret must have to be looked for everywhere
+_PART: Final = 20  # characters that a word within a longer secret must have
 _BETWEEN: Final = re.compile(r"[\s\"',]|\\n")
 
 _SECRET_NAME: Final = re.compile(
@@ -28,35 +28,35 @@ _SECRET_NAME: Final = re.compile(
     r"address_?line|(^|_)city$",
     re.IGNORECASE,
 )
-"""Fields and headers whose text is redacted, whatever it is."""
+"""Names of fields and headers whose text is always redacted."""
 _SECRET_CONTENT: Final = ("data", "stringData")
-"""The fields of a Kubernetes Secret: ``data`` is an answer's, in base64."""
+"""The fields of a Kubernetes Secret. ``data``, in base64, is in answers."""
 _E_MAIL: Final = re.compile(r"[\w.+%-]+(?:@|%40)[\w-]+(?:\.[\w-]+)+")
 _PEM: Final = re.compile(r"-----BEGIN [A-Z ]+-----.*?(?:-----END [A-Z ]+-----|\Z)", re.DOTALL)
 _SSH_KEY: Final = re.compile(r"((?:ssh|ecdsa|sk)-[\w@.-]+) +AAAA[A-Za-z0-9+/=]+(?: [\w@.:+-]+)?")
 _LONG: Final = re.compile(r"[A-Za-z0-9+/=]{80,}|[\w-]{60,}")
-"""A packed script, a token, a key without its frame."""
+"""Texts that look like a packed script, a token, or a key without its frame."""
 _JWT: Final = re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]+")
 _IN_URL: Final = re.compile(
     r"([?&#](?:[\w-]*(?:token|secret|passw|credential|signature)[\w-]*|(?:[\w-]*[_-])?key|sig))"
     r"=[^&#\s\"'<>]+",
     re.IGNORECASE,
 )
-"""A secret of a URL, such as Lambda's ``jupyter_url``."""
+"""Secrets in URLs, such as Lambda's ``jupyter_url``."""
 _IPV4: Final = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d)")
 _IN_NAME: Final = re.compile(r"(?<!\d)\d{1,3}(?:-\d{1,3}){3}(?!\d)")
-"""An address as a part of a host's name, such as ``ec2-198-51-100-7.example``."""
+"""An address within a host's name, such as ``ec2-198-51-100-7.example``."""
 _IPV6: Final = re.compile(r"(?<![\w:.])[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}(?![\w:])")
 
 
 class Redactor:
-    """``secrets``: what is found and replaced wherever it stands, also in an encoded URL
-    or in base64."""
+    """``secrets`` are found and replaced wherever they stand, also in an encoded URL or in
+    base64."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         long = {secret for secret in secrets if len(secret) >= _SHORTEST}
         found = long | {quote(secret, safe="") for secret in long}
-        # A part of a key or a configuration, which an answer may hold without the others.
+        # Parts of a key or a configuration, which an answer may hold without the other parts.
         parts = {part for secret in long for part in _BETWEEN.split(secret)}
         found |= {part for part in parts if len(part) >= _PART}
         found |= {form for secret in tuple(found) for form in _in_base64(secret)}
@@ -64,7 +64,7 @@ class Redactor:
         self._secrets = re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
     def value(self, value: Any, name: str = "") -> Any:
-        """JSON without its secrets; ``name``: of the field that holds it."""
+        """JSON without its secrets; ``name``: the name of the field that holds it."""
         if isinstance(value, dict):
             below = "secret" if _SECRET_NAME.search(name) else ""
             hidden = _SECRET_CONTENT if value.get("kind") == "Secret" else ()
@@ -79,12 +79,12 @@ class Redactor:
         return value
 
     def headers(self, headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-        """By their names in lower case, without the host."""
+        """Headers by their names in lower case, without the host."""
         names = {name.lower(): text for name, text in headers if name.lower() != "host"}
         return {name: self.value(text, name) for name, text in names.items()}
 
     def text(self, text: str) -> str:
-        """Words without secrets, keys and addresses."""
+        """Text without secrets, keys and addresses."""
         if self._secrets is not None:
             text = self._secrets.sub(REDACTED, text)
         for pattern, instead in _PATTERNS:
@@ -116,7 +116,7 @@ def _in_base64(secret: str) -> Iterator[str]:
 
 
 def _public(text: str, instead: str) -> str:
-    """``instead`` for an address that another host may have; anything else as it is."""
+    """``instead`` for a public address; anything else unchanged."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

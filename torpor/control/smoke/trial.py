@@ -36,19 +36,22 @@ from torpor.shared.values import DRILL, Label, Machine, MachineId, reserved_name
 
 OWNER: Final = "torpor"
 WORKSPACE: Final = reserved_name(DRILL, workspace_name("smoke"))
-"""Machines under it hold no work: where all else fails, ``reconcile`` may end them."""
+"""The reserved name of the test's machines. They hold no work: if all else fails, ``reconcile`` may
+end them."""
 NO_KIND: Final = "torpor-no-such-kind"
 _NOTHING_RENTED: Final = (CreateFailed, ProviderDenied, ProviderUnavailable, InvalidInput)
-_STARTS: Final = 0.8  # of the machine's time, at most: the rest is for looking and ending
-_LATEST: Final = 0.5  # of the time, when the machine is ordered: the watchdog's began before
-_LIST_S: Final = 5.0  # between two listings while the machine starts, at least
+# share of the machine's time for its start at most: the rest is for looking and ending
+_STARTS: Final = 0.8
+# share of the time within which the machine is ordered: the watchdog's time began before
+_LATEST: Final = 0.5
+_LIST_S: Final = 5.0  # least seconds between two listings while the machine starts
 _PRICE_SLACK: Final = 0.01
 _PYTHON: Final = (3, 10)
 _MIRRORED: Final = str.maketrans("0123456789", "9876543210")
 
 
 class AdapterCheck(msgspec.Struct, frozen=True):
-    """One thing that an adapter assumes, and what came instead."""
+    """One assumption of an adapter, and what was seen instead."""
 
     what: str
     assumed: str
@@ -62,12 +65,12 @@ class AdapterCheck(msgspec.Struct, frozen=True):
 
 
 class SmokeReport(Report, frozen=True, kw_only=True):
-    """What differed, and the bill. ``fault``: why the test did not go to its end."""
+    """What differed, and the bill. ``fault``: why the test was not completed."""
 
     provider: str
     checks: list[AdapterCheck]
     fault: str
-    ended: list[str]  # the proofs
+    ended: list[str]  # the proofs of the machines' ends
     usd: float  # estimated
     worst_usd: float
     inside: Inside | None  # None: nobody has logged in
@@ -82,7 +85,7 @@ class SmokeReport(Report, frozen=True, kw_only=True):
         return f"{told}, about {self.usd:.4f} $" + (f"; it failed: {self.fault}" * bool(self.fault))
 
     def rows(self) -> list[Row]:
-        """What differed comes first."""
+        """The report's rows, differences first."""
         checks = sorted(self.checks, key=lambda check: not check.differs)
         ends = [AdapterCheck("end", "proven", proof, False) for proof in self.ended]
         if not any(check.what == "end" for check in [*checks, *ends]):
@@ -92,7 +95,7 @@ class SmokeReport(Report, frozen=True, kw_only=True):
 
 
 def asked(provider: Provider, order: Order) -> Rental:
-    """What the watchdog hears before the market does."""
+    """What the watchdog is told before the market is asked."""
     return Rental(
         label=order.label,
         provider=provider.identity,
@@ -103,9 +106,9 @@ def asked(provider: Provider, order: Order) -> Rental:
 
 
 class SmokeTrial:
-    """``tell``: whoever ends the machine if this process cannot; it hears of each rental before the
-    market does, and may raise to rent nothing. ``rentals``: new ids, of the probe and of the
-    machine."""
+    """``tell``: the watchdog, which ends the machine if this process cannot. It is told of each
+    rental before the market is asked, and may raise so that nothing is rented. ``rentals``: new
+    ids, of the probe and of the machine."""
 
     def __init__(
         self,
@@ -134,8 +137,8 @@ class SmokeTrial:
         self._inside: Inside | None = None
 
     def run(self) -> SmokeReport:
-        """The report once everything has provably ended; EndUnproven or the market's error where it
-        has not: it may cost money. ``report`` still says what was seen."""
+        """The report once everything has provably ended; EndUnproven or the market's error where
+        something has not ended and may cost money. ``report`` still says what was seen."""
         try:
             self._probe_dead_offer()
             self._rent()
@@ -146,7 +149,7 @@ class SmokeTrial:
         return self.report()
 
     def report(self) -> SmokeReport:
-        """What was seen until now."""
+        """The report of what was seen until now."""
         return SmokeReport(
             provider=self._provider.identity,
             checks=self._checks,
@@ -172,7 +175,7 @@ class SmokeTrial:
     # -- the steps
 
     def _probe_dead_offer(self) -> None:
-        """Order a kind of machine that nobody sells."""
+        """Order a kind of machine that nobody sells, which the market must refuse."""
         if self._able.kind == "folder":  # its machines are of this host, whatever their offer
             return
         kind, rest = re.match(r"([^/.]*)(.*)", self._plan.offer.id).groups()  # type: ignore[union-attr]
@@ -244,8 +247,8 @@ class SmokeTrial:
         self._check("price of the machine", f"{offered:.4f} $/h", seen, differs)
 
     def _check_unknown(self, machine: MachineId) -> None:
-        """Ask for a machine that is not there, whose id looks like a real one."""
-        name, cut, place = machine.partition(".")  # at some markets with a zone, which stays
+        """Ask for a machine that does not exist, whose id looks like a real one."""
+        name, cut, place = machine.partition(".")  # at some markets the id has a zone, which stays
         unknown = MachineId(name.translate(_MIRRORED) + cut + place)
         if unknown == machine:
             return
@@ -284,7 +287,7 @@ class SmokeTrial:
         return msgspec.structs.replace(order, lifetime_s=self._plan.lifetime_s)
 
     def _create(self, order: Order) -> Machine:
-        """Ask once. Whatever may exist afterwards is among the rentals."""
+        """Ask for a machine once. Whatever may exist afterwards is among the rentals."""
         rental = asked(self._provider, order)
         self._note(rental)
         try:
@@ -323,7 +326,7 @@ class SmokeTrial:
         return 0.0 if self._began_s is None else self._clock() - self._began_s
 
     def _cost_usd(self) -> float:
-        """Until now, by the offer's price; 0 where the machine was not rented."""
+        """The cost until now, by the offer's price; 0 where no machine was rented."""
         if not any(check.what == "answer to the order" for check in self._checks):
             return 0.0
         hours = self._since_order_s() / 3600

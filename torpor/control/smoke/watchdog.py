@@ -29,17 +29,18 @@ from torpor.shared.values import Label, learned
 
 READY: Final = b"ready\n"
 TRIES_S: Final = 24 * 3600.0
-"""How long the end of a machine is tried for."""
+"""Seconds for which the end of a machine is tried."""
 LEDGER: Final = "unended"
-"""The file beside the watchdog's log: a line with its arguments, and one for each that it was told.
-It is locked while the command or the watchdog lives, and removed once nothing is left to end."""
+"""The file beside the watchdog's log: a line with its arguments, and one for each rental that it
+was told of. It is locked while the command or the watchdog lives, and removed once nothing is left
+to end."""
 _PAUSE_S: Final = 30.0
-_MOST_BYTES: Final = 64 * 1024  # of what a pipe holds
+_MOST_BYTES: Final = 64 * 1024  # most bytes read from the pipe at once
 _ENDS_S: Final = 10.0
 
 
 class _Command(msgspec.Struct, frozen=True):
-    """How the watchdog of a ledger is started. No secret is in it."""
+    """How the watchdog of a ledger is started. It holds no secret."""
 
     argv: list[str]
 
@@ -69,8 +70,9 @@ class Watchdog:
                     stdout=subprocess.PIPE,
                     stderr=written,
                     env=env,
-                    pass_fds=[self._ledger],  # it holds the lock as long as either lives
-                    start_new_session=True,  # no hangup and no Ctrl-C of the terminal reaches it
+                    pass_fds=[self._ledger],  # the watchdog holds the lock as long as either lives
+                    # so that no hangup and no Ctrl-C of the terminal reaches it
+                    start_new_session=True,
                 )
         except BaseException:
             os.close(self._ledger)
@@ -87,7 +89,8 @@ class Watchdog:
         return self._process.pid
 
     def tell(self, rental: Rental) -> None:
-        """Say how far a rental is. ProviderError where nobody listens and it has not ended."""
+        """Tell the watchdog how far a rental is. ProviderError where the watchdog is gone and the
+        rental has not ended."""
         line = msgspec.json.encode(rental)
         try:
             self._keep(line)
@@ -100,7 +103,8 @@ class Watchdog:
                 ) from error
 
     def close(self) -> None:
-        """No rental follows. A watchdog with nothing to end ends, others go on by themselves."""
+        """Close the pipe, because no rental follows. A watchdog with nothing to end exits;
+        otherwise it goes on by itself."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -188,7 +192,7 @@ def watch(
     until_s = time.monotonic() + lifetime_s
     while not pipe.is_closed and (left_s := until_s - time.monotonic()) > 0:
         pipe.hear(left_s)
-    give_up_s: dict[Label, float] = {}  # of each rental that it has tried to end
+    give_up_s: dict[Label, float] = {}  # when each rental is given up, once its end was tried
     while True:
         pipe.hear(0.0)
         if not (left := [told for told in pipe.rentals.values() if told.state != "ended"]):
@@ -213,7 +217,7 @@ def watch(
 
 
 class _Pipe:
-    """What the command has told of each rental, last."""
+    """What the command has last told of each rental."""
 
     def __init__(self, source: int) -> None:
         self.rentals: dict[Label, Rental] = {}
@@ -222,7 +226,8 @@ class _Pipe:
         self._rest = b""
 
     def hear(self, wait_s: float | None) -> None:
-        """Note what is there, or comes first in ``wait_s``; None: wait until something comes."""
+        """Read what is in the pipe, or comes first in ``wait_s``; None: wait until something
+        comes."""
         if self.is_closed or not select.select([self._source], [], [], wait_s)[0]:
             return
         heard = os.read(self._source, _MOST_BYTES)
@@ -240,7 +245,7 @@ def _end(
     say: Callable[[str], None],
     nap: Callable[[float], None],
 ) -> bool:
-    """Whether it has ended, or was given up."""
+    """Whether the rental has ended, or was given up."""
     try:
         proof = end(provider, rental, nap=nap)
     except Exception as error:  # noqa: BLE001 - whatever it is, the machine may be alive

@@ -13,7 +13,8 @@ from torpor.shared.errors import InvalidInput
 from torpor.shared.values import KIB
 
 _MOST_BYTES: Final = 256 * KIB
-"""Some 120 certificates. They go with each request that begins something on a machine."""
+"""Most bytes of the certificates: some 120 of them. They go with each request that begins a run on
+a machine."""
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.S)
 
 

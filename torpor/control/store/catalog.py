@@ -40,14 +40,14 @@ from torpor.shared.transfer.retries import hurried
 from torpor.shared.values import MIB, ObjectKey, SnapshotId, StoredObject, WorkspaceName, learned
 
 FEW: Final = 8
-"""So many objects are read again by each look before a new catalog is written."""
+"""Objects that each look may read besides the catalog before a new catalog is written."""
 CATALOG: Final = "catalog"
-"""Its name beside the receipts, whose listing shows whether there is one."""
+"""The catalog's name beside the receipts, whose listing shows whether it exists."""
 MOST_PLAIN: Final = 32 * MIB
-"""The newest 4,500 snapshots at least, where their lineages name one another; older ones are read
-by each look."""
+"""Most plain bytes of a catalog: room for the newest 4,500 snapshots at least, where their lineages
+name one another. Older ones are read by each look."""
 _MOST_BYTES: Final = 2 * MOST_PLAIN
-_ENTRY_BYTES: Final = 1024  # beside lists and names, at most
+_ENTRY_BYTES: Final = 1024  # bytes of an entry at most, without lists and names
 _NAME_BYTES: Final = 32
 
 
@@ -73,7 +73,8 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Shape(msgspec.Struct, frozen=True):
-    """``shape``: the fields of what is kept, so that another version of torpor reads all anew."""
+    """The fields of what is kept. ``shape`` differs in another version of torpor, which then reads
+    everything again."""
 
     shape: list[str]
 
@@ -110,7 +111,7 @@ class _Known(NamedTuple):
 class Catalog:
     """The snapshots of a workspace as two listings and the catalog show them: that of the manifests
     now, that of the receipts once somebody asks for one. ``manifests``: oldest id first. ``read``:
-    a manifest that the caller has read, and that is read here no more."""
+    a manifest that the caller has read, so that it is not read again."""
 
     def __init__(
         self, store: ObjectStore, workspace: WorkspaceName, read: ReadManifest | None = None
@@ -143,8 +144,8 @@ class Catalog:
         return read
 
     def said(self, snapshot: SnapshotId, seal: Seal) -> ManifestSummary:
-        """What the manifest of a snapshot without a receipt says. SnapshotMissing, ManifestInvalid
-        and WrongKey as ``open_manifest`` raises them, where it was not read before."""
+        """What the manifest of a snapshot without a receipt says. If it was not read before,
+        SnapshotMissing, ManifestInvalid and WrongKey are raised as by ``open_manifest``."""
         known = self._find(snapshot)
         if known is not None and known.said is not None:
             return known.said
@@ -157,18 +158,18 @@ class Catalog:
             )
         own = bool(manifest.statistics.get(OWN_SAVE))
         said = ManifestSummary(agent_of(manifest), own, is_autosave(manifest), recorded(manifest))
-        if snapshot not in self._receipts:  # a receipt that is not believed today may be later
+        if snapshot not in self._receipts:  # a receipt that is not trusted now may be trusted later
             self._learn(snapshot, None, said)
         return said
 
     def agent(self, snapshot: SnapshotId, seal: Seal) -> str:
-        """What the machine of a snapshot that exists calls itself. Raises as ``said`` does."""
+        """The name of an existing snapshot's machine for itself. Raises as ``said`` does."""
         receipt = self.receipt(snapshot)
         return self.said(snapshot, seal).agent if receipt is None else receipt.agent
 
     def keep(self) -> None:
-        """Write the catalog where more than a FEW objects were read beside it. What cannot be
-        written is read again by the next look."""
+        """Write the catalog if more than FEW objects were read beside it. If that fails, the next
+        look reads them again."""
         if self._unkept <= FEW:
             return
         self._unkept = 0
@@ -192,7 +193,8 @@ class Catalog:
             self._unkept += snapshot >= self._table.oldest
 
     def _versions(self, snapshot: SnapshotId) -> tuple[str, str] | None:
-        """None where the store shows no ETags: then nothing is known for longer than this look."""
+        """The ETags of a snapshot's manifest and receipt; None where the store shows none, so that
+        nothing is remembered after this look."""
         manifest, receipt = self.manifests[snapshot], self._receipts.get(snapshot)
         if not manifest.etag or (receipt is not None and not receipt.etag):
             return None

@@ -14,14 +14,17 @@ from typing import Final
 _LOG: Final = logging.getLogger(__name__)
 
 SAME_S: Final = 5.0
-"""A smaller difference counts as none: an answer's date is in whole seconds, and it travels."""
+"""Seconds of difference that count as none: an answer's date is in whole seconds, and the answer
+travels."""
 AGAIN_SAME_S: Final = 2.0
-"""Once a difference counts, only a smaller one than this ends it: a host whose clock is off by
-about SAME_S must not move times now and then."""
+"""Seconds below which a difference that counts ends again: otherwise times of a host whose clock is
+off by about SAME_S would move now and then."""
 QUICK_S: Final = 5.0
-"""An answer that took longer says little about the time: the host may have slept meanwhile."""
+"""Seconds from which an answer says little about the time, because the host may have slept
+meanwhile."""
 MOST_S: Final = 24 * 3600.0
-"""A date further off is no clock. Most stores refuse a signature that is off by 15 minutes."""
+"""Seconds from which a date is no clock. Most stores refuse a signature that is off by 15
+minutes."""
 
 
 class StoreClock:
@@ -34,7 +37,8 @@ class StoreClock:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ahead_s = 0.0
-        self._heard: tuple[float, float] | None = None  # what the answer before disagreed by
+        # the difference that the answer before showed
+        self._heard: tuple[float, float] | None = None
         self._any = self._warned = False
 
     @property
@@ -47,8 +51,8 @@ class StoreClock:
         return not self._any or self._heard is not None
 
     def hear(self, date: str, asked_unix: float, answered_unix: float) -> None:
-        """An answer that the store itself has just made carried this date. Both times are by the
-        clock of this host."""
+        """Note that an answer which the store itself has just made carried this date. Both times
+        are by the clock of this host."""
         self._any = True
         if not 0 <= answered_unix - asked_unix <= QUICK_S:
             return

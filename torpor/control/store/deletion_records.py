@@ -28,7 +28,7 @@ class Deletion(msgspec.Struct, frozen=True, kw_only=True):
 
     version: Literal[1] = 1
     snapshot: SnapshotId
-    deleted_unix: float  # by the store's clock; when it began
+    deleted_unix: float  # when the deletion began, by the store's clock
     why: str
 
 
@@ -58,7 +58,7 @@ class Deletions:
         return found[0]
 
     def times(self) -> dict[SnapshotId, float]:
-        """When each record was written, by the store's clock; by a listing alone."""
+        """When each record was written, by the store's clock. Needs only a listing."""
         found = {}
         for stored in self._store.list(self._prefix):
             try:

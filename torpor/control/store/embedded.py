@@ -28,15 +28,16 @@ from torpor.control.store.s3 import S3Settings, S3Store
 from torpor.shared.errors import StoreError, StoreUnavailable, TorporError
 from torpor.shared.values import object_key
 
-READY_S = 180.0  # about 2 s on an idle machine; a busy two-core one took 15 s
+READY_S = 180.0  # seconds; an idle machine takes about 2 s, and a busy two-core one took 15 s
 STOP_S = 10.0
 KNOCK_S = 2.0
-TRIES = 3  # another program may take a free port before the server does
+TRIES = 3  # tries, because another program may take a free port before the server does
 _PORTS = ("s3", "master", "filer", "volume", "admin")
-_KEPT = 2 * len(_PORTS) - 2  # nothing outside knows the last two, those of its administration
-_GRPC = 10_000  # its own workers look for the administration's gRPC this far above its HTTP
+_KEPT = 2 * len(_PORTS) - 2  # nothing outside knows the last two ports, those of its administration
+# its own workers look for the administration's gRPC port this far above its HTTP port
+_GRPC = 10_000
 _PASSED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "GOMAXPROCS", "GOMEMLIMIT", STARTED_BY)
-"""All that the server gets of an environment."""
+"""The environment variables that the server gets; no others."""
 _STATE, _CONFIG, _LOG = "embedded.json", "identities.json", "embedded.log"
 
 
@@ -60,7 +61,8 @@ class EmbeddedStore:
         before_exec: Callable[[], None] | None = None,
     ) -> EmbeddedStore:
         """Serve ``folder`` with these keys, which become the folder's, and make ``bucket``; returns
-        when it is usable. ``before_exec``: what its process does before its program begins."""
+        when it is usable. ``before_exec``: called in the server's process before its program
+        begins."""
         _write_keys(folder, access_key, secret_key)
         kept = _kept_ports(folder)
         for left in reversed(range(TRIES)):
@@ -116,7 +118,7 @@ class EmbeddedStore:
 
 def set_up(folder: Path, first: tuple[str, str] | None = None) -> tuple[str, str]:
     """The access key and the secret key of the server on ``folder``. At the first use they are
-    made, or they are the ``first`` ones, which somebody knows already."""
+    made, or are the ``first`` ones, if somebody knows these already."""
     if not is_set_up(folder):
         made = f"torpor-{secrets.token_hex(8)}", secrets.token_urlsafe(32)
         _write_keys(folder, *(first or made))
@@ -124,7 +126,7 @@ def set_up(folder: Path, first: tuple[str, str] | None = None) -> tuple[str, str
 
 
 def is_set_up(folder: Path) -> bool:
-    """Whether a server can be started on ``folder``: it has keys."""
+    """Whether a server can be started on ``folder``, which then has keys."""
     return (folder / _CONFIG).exists()
 
 
@@ -172,19 +174,20 @@ def make_bucket(
 
 
 def endpoint_of(folder: Path) -> str:
-    """Where the newest server on ``folder`` serves; empty before the first start."""
+    """The address of the newest server on ``folder``; empty before the first start."""
     state = _state(folder)
     return _endpoint(state["ports"]) if state else ""
 
 
 def log_of(folder: Path) -> Path:
-    """What the server prints."""
+    """The file with the server's output."""
     return folder / _LOG
 
 
 def _write_keys(folder: Path, access_key: str, secret_key: str) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    unfinished = folder / f"{_CONFIG}.new"  # not the environment, which other processes can read
+    # a file, because other processes can read the environment
+    unfinished = folder / f"{_CONFIG}.new"
     unfinished.touch(mode=0o600)
     identity = {
         "name": "torpor",
@@ -196,7 +199,7 @@ def _write_keys(folder: Path, access_key: str, secret_key: str) -> None:
 
 
 def _state(folder: Path) -> dict[str, Any] | None:
-    """The newest server of ``folder``; its ports are used again."""
+    """The state of the folder's newest server, whose ports are used again."""
     try:
         return dict(json.loads((folder / _STATE).read_text()))
     except FileNotFoundError:
@@ -222,14 +225,14 @@ def _kept_ports(folder: Path) -> list[int]:
 
 
 def _is_usable(port: int) -> bool:
-    """Whether the server can listen there, and no other account has made a socket in /tmp by which
-    the server would keep from starting."""
+    """Whether the server can listen on these ports, and no other account has made a socket in /tmp
+    that would keep the server from starting."""
     mine = os.geteuid()
     return is_free(port) and (not mine or all(one.lstat().st_uid == mine for one in _sockets(port)))
 
 
 def _remove_sockets(folder: Path) -> None:
-    """Remove what the newest server of ``folder`` leaves in /tmp where it is killed."""
+    """Remove the sockets in /tmp that the folder's newest server leaves when it is killed."""
     for port in (_state(folder) or {"ports": []})["ports"]:
         for leftover in _sockets(int(port)):
             with contextlib.suppress(PermissionError):  # another account has made it
@@ -264,7 +267,7 @@ def _launch(
     environment: Mapping[str, str] = os.environ,
     before_exec: Callable[[], None] | None = None,
 ) -> EmbeddedStore:
-    """Start the server on the ports that are ``kept``, in their order, and on free ones."""
+    """Start the server on the ``kept`` ports, in their order, and on free ones."""
     folder = folder.resolve()
     _remove_sockets(folder)
     free = [port for port in free_ports(2 * _KEPT) if _is_usable(port)]
@@ -280,9 +283,9 @@ def _launch(
         "-ip=127.0.0.1",
         "-ip.bind=127.0.0.1",
         f"-s3.config={config}",
-        "-s3.autoCreateBucket=false",  # a misspelt bucket is an error here as in real stores
+        "-s3.autoCreateBucket=false",  # a misspelt bucket is an error here, as in real stores
         "-s3.iam=false",
-        f"-s3.allowedOrigins={_endpoint(ports)}",  # no web page of another
+        f"-s3.allowedOrigins={_endpoint(ports)}",  # web pages of other origins may not use it
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         # Beside its files, and not in /tmp, where another account may have made one of that name.
@@ -301,7 +304,8 @@ def _launch(
     unfinished = folder / f"{_STATE}.new"
     unfinished.write_text(json.dumps({"ports": ports}))
     unfinished.rename(folder / _STATE)
-    # No login of Prefect's, and nothing that would win over its file of settings.
+    # The server gets no login of Prefect's, and no variable that would override its file of
+    # settings.
     ours = {name: value for name, value in environment.items() if name in _PASSED}
     with (folder / _LOG).open("ab") as log:
         # A session of its own: Ctrl-C at the demo must not end the store before the demo is done.

@@ -37,7 +37,8 @@ def lock(folder: Path) -> None:
 
 
 def _certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    """Signed by itself. It holds for ever: a host's clock may be wrong when the store starts."""
+    """A certificate that it signs itself. It is valid for ever, because a host's clock may be wrong
+    when the store starts."""
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "torpor's embedded store")])
     loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
     return (
@@ -51,7 +52,7 @@ def _certificate(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
 
 
 def _write(file: Path, content: bytes) -> None:
-    file.unlink(missing_ok=True)  # it may have other permissions
+    file.unlink(missing_ok=True)  # an old file may have other permissions
     fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as opened:
         opened.write(content)

@@ -33,7 +33,7 @@ def list_snapshots(
 
 
 def snapshot_ids(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
-    """The ids of the workspace's snapshots, oldest first, by a listing alone: reads no manifest."""
+    """The ids of the workspace's snapshots, oldest first. Needs only a listing."""
     return [snapshot_of(found.key) for found in _manifests(store, workspace)]
 
 
@@ -51,7 +51,7 @@ def manifests(store: ObjectStore, workspace: WorkspaceName) -> dict[SnapshotId, 
 
 
 def newest_snapshot(store: ObjectStore, workspace: WorkspaceName) -> SnapshotId | None:
-    """The id that sorts last, or None."""
+    """The id that sorts last; None without any."""
     return max(snapshot_ids(store, workspace), default=None)
 
 
@@ -93,7 +93,8 @@ def read_manifest(
     paths: Sequence[str] | None = None,
 ) -> Manifest:
     """A checked manifest whose root hash is the listed one. OtherPaths where it names other
-    directories than ``paths``; without them any: then nothing may be restored from it."""
+    directories than ``paths``; without ``paths`` any are accepted, and nothing may be restored from
+    the manifest."""
     manifest, root = open_manifest(store, wanted.workspace, wanted.snapshot, seal, paths)
     if root.hex() != wanted.root:
         what = _what(store, wanted.workspace, wanted.snapshot)
@@ -165,7 +166,7 @@ def stored_snapshot(
 
 
 def root_of(store: ObjectStore, found: StoredObject) -> str:
-    """The root hash (hex) that the header of this manifest says; unchecked."""
+    """The root hash (hex) in the header of this manifest; unchecked."""
     what = f"{found.key} in {store.address}"
     if not found.bytes:
         raise ManifestInvalid(f"{what} is empty, so it is no manifest any more: run verify")

@@ -21,18 +21,19 @@ from torpor.shared.format.names import marks_prefix
 from torpor.shared.values import MIB, ObjectKey, SnapshotId, WorkspaceName, learned, new_snapshot_id
 
 COMMIT_S: Final = 3600
-"""A run writes its manifest within this time after it has read the marks; then the store refuses
-the grant."""
+"""Seconds within which a run writes its manifest after it has read the marks; after that the store
+refuses the grant."""
 OWN_COMMIT_S: Final = 12 * 3600
-"""So long a machine that saves by itself may write manifests after the marks were read for it,
-where no grant can replace an object: it may be without its control side for half a day."""
+"""Seconds within which a machine that saves by itself may write manifests after the marks were read
+for it, where no grant can replace an object: it may be without its control side for half a day."""
 LATEST_COMMIT_S: Final = 13 * 3600
-"""A manifest that appears this long after a mark of one of its packs does not verify: OWN_COMMIT_S,
+"""Seconds after a mark of one of its packs from which a new manifest does not verify: OWN_COMMIT_S,
 a quarter of an hour for a wrong clock of a control side, and two GiB of manifest at 1 MiB/s."""
 SHORTEST_GRACE_S: Final = 24 * 3600
-"""The shortest time from a mark to its sweep: LATEST_COMMIT_S, and almost the same time again."""
+"""Seconds from a mark to its sweep at least: LATEST_COMMIT_S, and almost the same time again."""
 MOST_MARKED: Final = 200_000
-"""Packs in one mark: 12 TiB of them, 9 MiB of text. The others wait for the next prune."""
+"""Packs in one mark at most: 12 TiB of packs, 9 MiB of text. Further packs wait for the next
+prune."""
 _MOST_BYTES: Final = 32 * MIB
 _LOOKS: Final = 10
 
@@ -88,7 +89,7 @@ def read_marks(store: ObjectStore, workspace: WorkspaceName) -> list[Mark]:
         try:
             return [_read(store, mark.key, mark.modified_unix) for mark in found]
         except StoreMissing:
-            continue  # a prune replaced it: look again
+            continue  # a prune has replaced it: look again
     raise StoreError(
         f"the marks of workspace {workspace} in {store.address} changed {_LOOKS} times while they "
         "were read: wait until the running prunes have ended"

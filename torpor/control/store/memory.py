@@ -40,7 +40,7 @@ class MemoryStore:
     of its own."""
 
     def __init__(self, now: Callable[[], float] | None = None) -> None:
-        self._now = now or (lambda: time.time())  # which may be replaced later
+        self._now = now or (lambda: time.time())  # time.time may be replaced later
         self._own_clock = now is not None
         self._lock = threading.RLock()
         self._objects: dict[ObjectKey, tuple[StoredObject, bytes]] = {}
@@ -55,7 +55,7 @@ class MemoryStore:
         return "memory://"
 
     def close(self) -> None:
-        """Serve no grant any more. Idempotent."""
+        """Stop serving grants. Idempotent."""
         with self._lock:
             server, self._server = self._server, None
         if server is not None:
@@ -145,7 +145,7 @@ class MemoryStore:
         return Grant(key, verb, url, expires_unix, once)
 
     def signature(self, verb: str, path: str, expires_unix: int, condition: str | None) -> str:
-        """What the URL of a grant for this must carry. It covers the ``If-None-Match``."""
+        """The signature that the URL of a grant must carry. It covers ``If-None-Match``."""
         said = f"{verb} {path} {expires_unix} {condition}".encode()
         return hmac.new(self._secret, said, hashlib.sha256).hexdigest()
 
@@ -181,7 +181,7 @@ class _GrantServer(ThreadingHTTPServer):
         self._thread.join()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hangs up is no fault: agents may be killed."""
+        """Ignore the error of a client that hangs up: agents may be killed."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -190,7 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _GrantServer
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -234,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(206, memoryview(body)[first : last + 1], headers)
 
     def _granted(self) -> ObjectKey | None:
-        """The key that the URL is signed for; None once the request was refused."""
+        """The key for which the URL is signed; None after the request was refused."""
         parts = urlsplit(self.path)
         query = parse_qs(parts.query)
         expires_unix = int(query["Expires"][0])

@@ -29,7 +29,8 @@ class ObjectStore(Protocol):
 
     @property
     def signer(self) -> Signer:
-        """Signs and checks the records of this store. InvalidInput where nobody gave it a key."""
+        """The signer that signs and checks the records of this store. InvalidInput where it has no
+        key."""
 
     def probe(self) -> Capabilities:
         """Write, read and delete scratch objects to see what the store can do.
@@ -38,8 +39,9 @@ class ObjectStore(Protocol):
         """
 
     def clock_ahead_s(self) -> float:
-        """By how much the clock that dates the store's objects is ahead of this host's, as far as
-        its answers have said; 0.0 below a few seconds. Asks where one more answer decides."""
+        """Seconds by which the clock that dates the store's objects is ahead of this host's, as far
+        as answers have shown; 0.0 for a few seconds. Sends a request if one more answer would
+        decide."""
 
     def put(
         self,
@@ -62,7 +64,8 @@ class ObjectStore(Protocol):
         """Read a whole object; StoreCorrupt, with bounded memory, if it exceeds ``max_bytes``."""
 
     def read(self, key: ObjectKey, *, max_bytes: int) -> tuple[bytes, str]:
-        """As ``get``, with the version of what was read. Equal bytes may have equal versions."""
+        """Read as ``get`` does; returns also the version of what was read. Equal bytes may have
+        equal versions."""
 
     def get_range(self, key: ObjectKey, wanted: Range) -> bytes:
         """Read exactly these bytes of an object; StoreCorrupt if it is shorter."""

@@ -1,5 +1,5 @@
-"""How long one request to a store may take. A store that drips its answer, a few bytes now and
-then, breaks no timeout of a socket: those count from the last byte."""
+"""Limits the time of one request to a store. A store that drips its answer, a few bytes now and
+then, breaks no timeout of a socket, which counts from the last byte."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def within(what: str, timeout_s: float, request: Callable[[], _Answer]) -> _Answ
 
 
 def moves(count: int) -> None:
-    """Say in a request that so many bytes are sent, or have come."""
+    """Note, within a request, that this many bytes were sent or have come."""
     _moved.get([]).append(count)
 
 
 def give(answer: Future[_Answer], call: Callable[[], _Answer]) -> None:
-    """Have the call's answer, or what it raises, in ``answer``."""
+    """Put the call's answer, or the error that it raises, into ``answer``."""
     try:
         answer.set_result(call())
     except BaseException as error:  # noqa: BLE001 - whoever waits for the answer raises it

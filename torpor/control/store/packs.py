@@ -28,9 +28,10 @@ class UsablePacks:
 
     @classmethod
     def read(cls, store: ObjectStore, workspace: WorkspaceName) -> UsablePacks:
-        """Look at the store. Sign the grant for the manifest before: it ends COMMIT_S or
-        OWN_COMMIT_S later, even if this process dies. The marks are read first, then the packs are
-        listed. This order makes prune safe without a lock (docs/contributing/prune.md).
+        """Look at the store. The caller signs the grant for the manifest before: the grant ends
+        COMMIT_S or OWN_COMMIT_S later, even if this process dies. The marks are read first, then
+        the packs are listed. This order makes prune safe without a lock
+        (docs/contributing/prune.md).
         """
         marked = marked_packs(store, workspace)
         return cls(stored_packs(store, workspace), marked)
@@ -42,7 +43,7 @@ class UsablePacks:
 
 
 def claims_of(workspace: WorkspaceName, packs: Iterable[Pack]) -> list[PackClaim]:
-    """What a manifest of the workspace says of its ``packs``."""
+    """The claims of a manifest about its ``packs``."""
     return [PackClaim(pack_key(workspace, pack.id), pack.size, pack.md5.hex()) for pack in packs]
 
 
@@ -52,8 +53,9 @@ def compare_packs(
     """Packs that are missing or differ in size or MD5 from what is claimed, and those of the right
     size whose MD5 the store hides, by what is ``there`` (``stored_packs``).
 
-    A pack of the second list is not missing: a store that shows no MD5 would else have to be sent
-    all again, each time. Nor is it proven: only reading it again (``verify_snapshot``) does that.
+    A pack of the second list does not count as missing: otherwise a store that shows no MD5 would
+    get all packs again each time. It is not proven either: only reading it again
+    (``verify_snapshot``) proves it.
     """
     missing, unsure = [], []
     for claim in claims:

@@ -1,5 +1,5 @@
-"""How long one store may hold up whoever asks many: a store that drips its answers, or whose
-listing never ends, breaks no timeout of a single request."""
+"""Limits how long one store may delay a caller that asks many: a store that drips its answers, or
+whose listing never ends, breaks no timeout of a single request."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from torpor.shared.transfer.retries import hurried
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import Capabilities, Grant, ObjectKey, StoredObject
 
-_NAP_S: Final = 0.25  # a call whose time is over ends within this
+_NAP_S: Final = 0.25  # seconds within which a call ends whose time is over
 _Answer = TypeVar("_Answer")
 
 
 class StorePatience:
-    """Gives each store ``most_s`` in all, by its address. What several calls of one store wait for
-    at the same time counts once. The patience of a store's block (transfer/retries.py) is none of
-    it: whoever asks many stores comes back to one that is away."""
+    """Gives each store ``most_s`` in all, by its address. Calls of one store that wait at the same
+    time are counted once. The patience of a store's block (transfer/retries.py) is not used,
+    because a caller that asks many stores comes back to one that is away."""
 
     def __init__(self, most_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._most_s, self._clock = most_s, clock
@@ -32,8 +32,8 @@ class StorePatience:
         self._of: dict[str, _WaitLimit] = {}
 
     def of(self, store: ObjectStore) -> ObjectStore:
-        """The same store. Once its time is over, each call raises StoreError, which is not tried
-        again: at once, or while it waits. The request of one that waited may go on."""
+        """The store with a limited time. Once its time is over, each call raises StoreError, which
+        is not tried again: at once, or while it waits. The request of one that waited may go on."""
         with self._lock:
             limit = self._of.setdefault(
                 store.address, _WaitLimit(store.address, self._most_s, self._clock)
@@ -42,7 +42,7 @@ class StorePatience:
 
 
 class _WaitLimit:
-    """How long one store has held somebody up."""
+    """How long one store has delayed the caller."""
 
     def __init__(self, address: str, most_s: float, clock: Callable[[], float]) -> None:
         self._address, self._most_s, self._clock = address, most_s, clock
@@ -65,7 +65,7 @@ class _WaitLimit:
                     self._before_s += self._clock() - self._since_s
 
     def check(self) -> None:
-        """StoreError once its time is over."""
+        """StoreError once the store's time is over."""
         with self._lock:
             open_s = self._clock() - self._since_s if self._open else 0.0
             held_s = self._before_s + open_s

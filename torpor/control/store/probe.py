@@ -1,4 +1,5 @@
-"""Find out what a store can do, by trying it on scratch objects. Its name decides nothing."""
+"""Finds out what a store can do, by trying it on scratch objects. The store's name decides
+nothing."""
 
 from __future__ import annotations
 
@@ -25,14 +26,15 @@ _log = logging.getLogger(__name__)
 
 
 def probe(requests: S3Requests) -> Capabilities:
-    """Write, read, list and delete scratch objects: at most 26 requests, each sent again as any.
+    """Write, read, list and delete scratch objects: at most 26 requests, each with the usual
+    retries.
 
     Raises if the store refuses plain use. Removes what it wrote; logs a warning if the key may not
     delete.
     """
     name, body = f"probe/{secrets.token_hex(8)}", secrets.token_bytes(BODY_BYTES)
-    # Outside the clean-up: if this fails, nothing was written, and a wrong host would time out once
-    # more for each name.
+    # Outside of the clean-up: if this fails, nothing was written, and a wrong host would time out
+    # once more for each name.
     answer = requests.send("probe", lambda: requests.put(f"{name}-plain", body))
     with _cleaned_up(requests, [f"{name}-plain", f"{name}-race"]):
         stated = plain_md5(answer.get("ETag"), encryption_of(headers_of(answer)))
@@ -51,15 +53,15 @@ def probe(requests: S3Requests) -> Capabilities:
 
 
 def _conditional_put(requests: S3Requests, name: str) -> bool:
-    """A taken name is refused, and of racing writers to a free one exactly one wins."""
+    """Whether a taken name is refused, and exactly one of racing writers to a free name wins."""
     if _put_if(requests, f"{name}-plain", b"second", IfNoneMatch="*"):
         return False
     return _one_wins(requests, f"{name}-race", "racer", IfNoneMatch="*")
 
 
 def _conditional_replace(requests: S3Requests, key: str) -> bool:
-    """Exactly one of racing writers that replace one version wins; the others see that theirs is
-    old."""
+    """Whether exactly one of racing writers that replace one version wins, and the others learn
+    that their version is old."""
     version = requests.send("probe", lambda: requests.read(key, BODY_BYTES)[1].get("ETag"))
     return bool(version) and _one_wins(requests, key, "replacer", IfMatch=version)
 
@@ -72,7 +74,7 @@ def _one_wins(requests: S3Requests, key: str, name: str, **condition: str) -> bo
 
 
 def _put_if(requests: S3Requests, key: str, body: bytes, **condition: str) -> bool:
-    """Whether the store wrote it. A store that does not know the header may answer 501."""
+    """Whether the store wrote the object. A store that does not know the header may answer 501."""
 
     def put() -> bool:
         try:
@@ -98,5 +100,5 @@ def _cleaned_up(requests: S3Requests, keys: list[str]) -> Iterator[None]:
         try:
             requests.delete(keys)
         except StoreError as error:
-            # Not an error of the probe: a key without the right to delete can still store.
+            # No error of the probe: a key without the right to delete can still store.
             _log.warning("probe objects %s stay in %s: %s", keys, requests.bucket, error)

@@ -40,7 +40,7 @@ from torpor.shared.values import (
 _MOST_BYTES: Final = 64 * 1024
 _MOST_OLDER: Final = 1000
 _MOST_NAME: Final = 100
-"""Characters that count of a machine's own name, which is 32 unless the machine lies."""
+"""Characters of a machine's own name that count. A name has 32, unless the machine lies."""
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -48,11 +48,12 @@ class Receipt(msgspec.Struct, frozen=True):
 
     ``agent``: what its machine calls itself, as in the manifest. ``machine``: as its provider or
     its user names it, and ``made_by``: the flow that made it; empty if the run that verified it did
-    not know. ``lineage``: as in the manifest; None if that says none. ``files``, ``bytes``,
-    ``new_bytes``: how many there are, of what size, and what the store took for them;
-    ``stored_bytes``: what the store holds of all of it. As in the manifest, None in older
-    receipts. ``autosave``: as in the manifest. ``older``: verified snapshots that existed then and
-    that the line goes on from, beyond the ancestors which the lineage has room for."""
+    not know. ``lineage``: as in the manifest; None if that says none. ``files``, ``bytes``: how
+    many files there are, and of what size; ``new_bytes``: what was stored for this snapshot;
+    ``stored_bytes``: what the store holds of all of it. As in the manifest, None in older receipts.
+    ``autosave``: as in the manifest. ``older``: verified snapshots that existed then and that the
+    line goes on from, beyond the ancestors which the lineage has room for.
+    """
 
     version: Literal[1]
     root: str
@@ -117,7 +118,7 @@ def write_receipt(
         )
     if there == receipt:
         return
-    # Another run may know the machine, and write now. One that cannot be believed is replaced.
+    # Another run may know the machine, and write now. A receipt that cannot be trusted is replaced.
     first = not machine and not receipt_bytes(store, workspace, snapshot)
     with suppress(ObjectExists):
         key = _key(workspace, snapshot)
@@ -149,12 +150,13 @@ def is_autosave(manifest: Manifest) -> bool:
 
 
 def agent_of(manifest: Manifest) -> str:
-    """What the machine of a snapshot calls itself; never empty, and never long."""
+    """The name of a snapshot's machine for itself; never empty, and never long."""
     return manifest.machine[:_MOST_NAME] or "unnamed"
 
 
 def withdraw_receipt(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> None:
-    """The snapshot is damaged or deleted: it counts no more. Idempotent."""
+    """Remove the receipt of a snapshot that is damaged or deleted, which then counts no more.
+    Idempotent."""
     store.delete([_key(workspace, snapshot)])
 
 
@@ -175,7 +177,7 @@ def put_back_receipt(
 
 
 def receipt_names(store: ObjectStore, workspace: WorkspaceName) -> set[SnapshotId]:
-    """The snapshots that have a receipt, by a listing alone: their manifests may be gone."""
+    """The snapshots that have a receipt. Needs only a listing: their manifests may be gone."""
     names = set()
     for found in store.list(receipts_prefix(workspace)):
         with suppress(InvalidInput):  # another program's object in this prefix
@@ -238,8 +240,8 @@ def _is_of(store: ObjectStore, receipt: Receipt, manifest: StoredObject) -> bool
 
 
 def _read(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> Receipt | None:
-    """None also for one that this version cannot read, or that no control side of this store has
-    signed: the snapshot is verified again."""
+    """The receipt; None also for one that this version cannot read, or that no control side of this
+    store has signed: the snapshot is then verified again."""
     key = _key(workspace, snapshot)
     try:
         body = store.signer.check(key, receipt_bytes(store, workspace, snapshot))
@@ -249,7 +251,7 @@ def _read(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) ->
 
 
 def receipts_prefix(workspace: WorkspaceName) -> str:
-    """What the names of the workspace's receipts begin with."""
+    """The prefix of the names of the workspace's receipts."""
     return f"workspaces/{workspace}/verified/"
 
 

@@ -26,15 +26,16 @@ from torpor.shared.errors import (
 from torpor.shared.values import ObjectKey, StoredObject, learned
 
 TRIES: Final = 10
-"""How often a change is made again on top of another run's: each time, somebody has got on."""
+"""How often a change is tried again after another run's write. Each time, some run has made
+progress."""
 
-_SAME_MOMENT_S: Final = 2.0  # of two such times nobody can say which is later
+_SAME_MOMENT_S: Final = 2.0  # seconds within which nobody can say which of two times is later
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 Unread = dict[ObjectKey, StoreError]
-"""The records that a reader has left out, and why each cannot be believed. Whoever shows records
-leaves such a one out and names it. A caller that ends, deletes or rents because of a set of records
-needs all of them."""
+"""The records that a reader has left out, and why each cannot be trusted. A caller that shows
+records leaves such a record out and names it. A caller that ends, deletes or rents because of a set
+of records needs all of them."""
 
 
 class Records(Generic[Record]):
@@ -64,8 +65,8 @@ class Records(Generic[Record]):
         return _moved(found, -self._store.clock_ahead_s()), version
 
     def read_each(self, keys: Iterable[ObjectKey], unread: Unread | None = None) -> list[Record]:
-        """The records that are there. ``unread`` gets the errors of those that cannot be believed;
-        without it, the first one is raised."""
+        """The existing records. ``unread`` gets the errors of those that cannot be trusted; without
+        ``unread``, the first one is raised."""
         found = []
         for key in keys:
             with left_out(key, unread):
@@ -74,22 +75,22 @@ class Records(Generic[Record]):
         return found
 
     def damaged(self, key: ObjectKey, why: object) -> RecordRefused:
-        """The error of a record that cannot be believed."""
+        """The error of a record that cannot be trusted."""
         return RecordRefused(
             f"{key} in {self._store.address} is not what this torpor writes ({why}): where a "
             f"newer one wrote it, use that one; else {self._advice}, then delete the object"
         )
 
     def create(self, key: ObjectKey, record: Record) -> None:
-        """Write one that is not there yet; ObjectExists if it is."""
+        """Write a record that does not exist yet; ObjectExists if it does."""
         self._store.put(key, self._encoded(key, record), if_absent=True)
 
     def replace(self, key: ObjectKey, record: Record, version: str) -> None:
-        """Write over the version that was read; ObjectChanged if another run wrote since."""
+        """Write over the version that was read; ObjectChanged if another run has written since."""
         self._store.put(key, self._encoded(key, record), if_version=version)
 
     def put(self, key: ObjectKey, record: Record) -> None:
-        """Write, whatever is there."""
+        """Write the record, whatever exists."""
         self._store.put(key, self._encoded(key, record))
 
     def contested(self, key: ObjectKey) -> StoreUnavailable:
@@ -106,10 +107,12 @@ class Records(Generic[Record]):
 
 @contextmanager
 def left_out(key: ObjectKey, unread: Unread | None) -> Iterator[None]:
-    """Leave the record of this name out where it cannot be believed, as ``read_each`` does."""
+    """Within this context, leave out the record of this name if it cannot be trusted, as
+    ``read_each`` does."""
     try:
         yield
-    except (RecordRefused, StoreCorrupt) as error:  # corrupt: longer than any record, for example
+    # StoreCorrupt: longer than any record, for example
+    except (RecordRefused, StoreCorrupt) as error:
         if unread is None:
             raise
         unread[key] = error
@@ -141,7 +144,7 @@ def refused(store: ObjectStore, key: ObjectKey, why: object, advice: str) -> Rec
 
 
 def named(unread: Unread) -> str:
-    """Why the first of these records cannot be believed, and the names of the others; empty without
+    """Why the first of these records cannot be trusted, and the names of the others; empty without
     any."""
     others = ", ".join([*unread][1:])
     why = "".join(str(error) for error in [*unread.values()][:1])

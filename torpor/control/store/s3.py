@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 LONGEST_GRANT_S = 7 * 24 * 3600  # SigV4 allows no more
-MOST_LISTED = 1_000_000  # at about 300 bytes each in memory; 64 TB of packs
+# listed objects at most: about 300 bytes each in memory, for 64 TB of packs
+MOST_LISTED = 1_000_000
 CONNECTIONS = 32
 ARCHIVES = frozenset({"GLACIER", "DEEPARCHIVE", "ARCHIVE", "COLDARCHIVE", "DEEPCOLDARCHIVE"})
 """Storage classes of AWS, Tencent and Alibaba that nobody can read at once, in capitals without
@@ -371,7 +372,7 @@ class S3Store:
         )
 
     def _look(self, key: ObjectKey) -> Any:
-        """HeadObject's answer; None where there is no such object."""
+        """HeadObject's answer; None where the object does not exist."""
         full = self._full(key)
 
         def look() -> Any:
@@ -421,7 +422,8 @@ class S3Store:
             return False
 
     def _get_once(self, key: ObjectKey, max_bytes: int) -> tuple[bytes, str]:
-        """The object, of one that is too long slightly more than ``max_bytes``; and its ETag."""
+        """The object and its ETag. Of an object that is too long, slightly more than ``max_bytes``
+        are returned."""
         body, answer = self._requests.read(key, max_bytes)
         stated = plain_md5(answer.get("ETag"), encryption_of(headers_of(answer)))
         known = self._capabilities is not None and self._capabilities.etag_is_md5
@@ -475,7 +477,7 @@ class S3Store:
 
 @functools.cache
 def _session() -> boto3.session.Session:
-    """One for all clients: each session loads botocore's AWS data again, 0.2 s of CPU."""
+    """One session for all clients: each session loads botocore's AWS data again, 0.2 s of CPU."""
     return boto3.session.Session()
 
 
@@ -505,7 +507,7 @@ def client_config(settings: S3Settings | None = None) -> Config:
 
 
 def _archive(answer: Any) -> str:
-    """The storage class of an object, where its bytes may not be readable."""
+    """The storage class of an object whose bytes may not be readable; empty for any other."""
     named = str(answer.get("StorageClass") or "")
     return named if named == TIERED or named.upper().replace("_", "") in ARCHIVES else ""
 

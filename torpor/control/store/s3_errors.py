@@ -1,4 +1,4 @@
-"""Turn boto3's errors into errors of our tree, with a next step."""
+"""Turns boto3's errors into torpor's, with a next step."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _failed(error: Exception, what: str) -> StoreError | InvalidInput:
         return StoreDenied(f"{what}: no complete credentials were given ({text})")
     if (
         isinstance(error, boto.SSLError) and "EOF" not in text
-    ):  # after an EOF: the store closed the connection
+    ):  # after an EOF: the store has closed the connection
         return StoreError(
             f"{what}: no TLS connection ({text}); check whether the endpoint is http or https, "
             f"its port and its certificate; {NAME_AUTHORITY}"

@@ -27,13 +27,14 @@ from torpor.shared.values import KIB
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-DELETE_BATCH: Final = 1000  # DeleteObjects takes no more
+DELETE_BATCH: Final = 1000  # the most that DeleteObjects takes
 MOST_PAGES: Final = 10_000
-"""Of a listing. Stores send up to 1,000 names in a page; one that sends a hundred may still list as
-many objects as torpor takes in (s3.MOST_LISTED)."""
+"""Pages of one listing at most. Stores send up to 1,000 names in a page; a store that sends a
+hundred may still list as many objects as torpor takes in (s3.MOST_LISTED)."""
 _READ_BYTES: Final = 256 * KIB
 _NO_BATCH_STATUS: Final = {400, 403, 405, 411, 501}
-"""A store, or a policy in front of it, refuses DeleteObjects. Single deletes follow."""
+"""Statuses by which a store, or a policy in front of it, refuses DeleteObjects. Objects are then
+deleted one by one."""
 
 _Answer = TypeVar("_Answer")
 
@@ -54,7 +55,7 @@ class S3Requests:
     address: str
     retries: Retries
     reached: threading.Event = field(default_factory=threading.Event)
-    """Set once the store has answered: if nobody is there later, it is away."""
+    """Set once the store has answered. If it cannot be reached later, it counts as away."""
 
     def send(self, what: str, request: Callable[[], _Answer]) -> _Answer:
         """The answer to ``request``, or its last error as ours; ``what`` is the verb and key."""
@@ -185,7 +186,7 @@ def is_missing_object(error: ClientError) -> bool:
 
 
 def lacking(what: str, header: str) -> StoreError:
-    """The error of an answer that cannot be known to be whole, or which version it is."""
+    """The error of an answer of which it is unknown whether it is whole, or which version it is."""
     return StoreError(
         f"{what}: the answer has no {header}: a proxy or gateway before the store may have removed "
         "it; go round it, or use another store"
@@ -198,7 +199,7 @@ def headers_of(answer: Any) -> dict[str, str]:
 
 
 def date_of(headers: Mapping[str, str], otherwise: float) -> float:
-    """The store's clock as its answer states it."""
+    """The time of the store's clock in its answer."""
     try:
         return parsedate_to_datetime(headers.get("date", "")).timestamp()
     except ValueError:

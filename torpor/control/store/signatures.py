@@ -23,7 +23,7 @@ from torpor.shared.values import ObjectKey, learned
 
 ROOT_BYTES: Final = 32
 ENVELOPE_BYTES: Final = 128
-"""What signing adds to a record, at most."""
+"""Bytes that signing adds to a record at most."""
 _CONTEXT: Final = "torpor v1 signatures of records"
 
 

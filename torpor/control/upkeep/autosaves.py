@@ -1,5 +1,5 @@
-"""Autosaves: which of them a newer snapshot makes superfluous. Whether those may go is for
-superseded.py to say. Rules 11 and 13 of docs/contributing/safety.md."""
+"""Autosaves: which of them a newer snapshot makes superfluous. superseded.py decides whether these
+may be deleted. Rules 11 and 13 of docs/contributing/safety.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torpor.shared.format.keys import Seal
 from torpor.shared.values import SnapshotId, WorkspaceName
 
 KEPT: Final = 3
-"""Each machine keeps so many: a wake uses an older one where the newest is not whole."""
+"""Autosaves that each machine keeps: a wake uses an older one where the newest is not whole."""
 
 
 def delete_superseded(store: ObjectStore, verified: Verified, seal: Seal) -> Ended:
@@ -26,8 +26,8 @@ def delete_superseded(store: ObjectStore, verified: Verified, seal: Seal) -> End
 
 
 def thin(store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> list[SnapshotId]:
-    """Delete the autosaves whose work a newer one has, but for the newest KEPT of each line. Where
-    the newest of a line is not whole, all of it stay. Returns what was deleted."""
+    """Delete the autosaves whose work a newer one has, except the newest KEPT of each line. If the
+    newest of a line is not whole, the whole line stays. Returns what was deleted."""
     succession = Succession(store, workspace, seal)
     wanted: set[SnapshotId] = set()
     for newest in succession.lines.newest_autosaves():
@@ -37,5 +37,5 @@ def thin(store: ObjectStore, workspace: WorkspaceName, seal: Seal) -> list[Snaps
 
 
 def _autosaves(lines: SnapshotLines, newest: SnapshotId) -> list[SnapshotId]:
-    """Those that a snapshot goes on from, newest first."""
+    """The autosaves that a snapshot goes on from, newest first."""
     return [one.snapshot for one in lines.going_back(newest) if one.autosave]

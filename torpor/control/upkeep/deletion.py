@@ -62,11 +62,11 @@ def delete_snapshot(
         put_back_receipt(store, workspace, snapshot, receipt)
         deletions.remove(snapshot)
 
-    # A pin made since the first look has found the snapshot there.
+    # A pin that was made since the first look has found the snapshot still there.
     try:
         kept = is_pinned(store, workspace, snapshot, by_user=named)
     except BaseException:
-        put_back()  # not known is not unpinned
+        put_back()  # it is unknown whether the snapshot is pinned, so it is put back
         raise
     if kept:
         put_back()
@@ -106,7 +106,7 @@ def check_not_kept(
 ) -> None:
     """SnapshotKept if one of them is pinned, or is the newest or the newest verified one and
     ``even_newest`` does not name it. StoreCorrupt if the listing that says which is the newest
-    lacks one of them. Where its user has ``named`` them, a pin that torpor made keeps none.
+    lacks one of them. Where the user has ``named`` them, pins that torpor made do not count.
     """
     for snapshot in snapshots:
         _check_not_pinned(store, workspace, snapshot, by_user=named)

@@ -137,7 +137,7 @@ def listed(manifest: Manifest) -> Iterator[ListedEntry]:
 
 
 def compare(before: Manifest, after: Manifest) -> SnapshotDiff:
-    """The differences of the later snapshot, by path."""
+    """The differences between the two snapshots, by path."""
     earlier, later = _Tree(before), _Tree(after)
     changes = []
     for path in sorted(earlier.entries.keys() | later.entries.keys()):
@@ -242,7 +242,7 @@ class _Tree:
         return self._files[entry.root, entry.target] if entry.kind == HARDLINK else entry
 
     def content(self, entry: Entry) -> object:
-        """A key that is equal for equal content, whichever chunks it shares."""
+        """A key that is equal for files of equal content, whichever chunks they share."""
         file = self.resolved(entry)
         if file.kind != FILE:
             return (file.kind, file.target)
@@ -282,13 +282,15 @@ def _sizes(was: Entry | None, now: Entry | None) -> tuple[int, int]:
 
 
 def shown_path(manifest: Manifest, entry: Entry) -> str:
-    """An entry's path below the workspace's directory, as it is listed, found and asked for."""
+    """An entry's path below the workspace's directory, as listings show it and as users ask for
+    it."""
     root = manifest.roots[entry.root].rstrip("/")
     return f"{root}/{_text(entry.path)}" if entry.path else root
 
 
 def _text(name: bytes) -> str:
-    """A name that every table and terminal can show; bytes that are no UTF-8 as ``\\xff``."""
+    """A name that every table and terminal can show; bytes that are not UTF-8 appear as
+    ``\xff``."""
     return name.decode("utf-8", "backslashreplace")
 
 

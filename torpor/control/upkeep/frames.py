@@ -1,4 +1,4 @@
-"""Lists of our values as pandas tables."""
+"""Lists of torpor's values as pandas tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def frame(rows: Sequence[msgspec.Struct]) -> pandas.DataFrame:
         print(frame(list_kept("mywork")))
         ```
     """
-    import pandas  # a second of import that no flow needs
+    import pandas  # importing it takes a second, which no flow needs to spend
 
     table = pandas.DataFrame.from_records(
         [msgspec.structs.asdict(row) for row in rows],

@@ -1,7 +1,7 @@
-"""What a workspace has kept so far: each snapshot, whether it counts, and which machine it is of.
+"""What a workspace has kept so far: each snapshot, whether it counts, and which machine made it.
 
-The catalog says both of what was seen before. A snapshot without a receipt is looked at, and
-has one from then on if it is whole. An autosave gets none: it counts for nothing.
+For snapshots that were seen before, the catalog says both. A snapshot without a receipt is checked,
+and gets one if it is whole. An autosave gets none, because it does not count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def taken_snapshots(
     catalog = Catalog(store, workspace)
     receipts = catalog.receipts()
     if catalog.manifests.keys() - receipts.keys():
-        store.probe()  # it says whether the listing shows MD5s
+        store.probe()  # the probe says whether the listing shows MD5s
     for snapshot, found in catalog.manifests.items():
         receipt = receipts.get(snapshot)
         if receipt is not None:
@@ -76,7 +76,8 @@ class Newest(NamedTuple):
 def newest_that_counts(
     store: ObjectStore, workspace: WorkspaceName, seal: Seal, paths: Sequence[str]
 ) -> Newest:
-    """The newest verified snapshot. Newer ones are looked at first, newest before older."""
+    """The newest verified snapshot. Newer ones without a receipt are checked first, newest before
+    older."""
     known = newest_verified(store, workspace)
     newer = [
         snapshot for snapshot in snapshot_ids(store, workspace) if known is None or snapshot > known

@@ -28,9 +28,10 @@ def delete_superfluous(
     store: ObjectStore, saves: Sequence[SnapshotId], verified: Verified, keep: int, seal: Seal
 ) -> Thinned:
     """Delete those of the job's ``saves`` that the ``verified`` one goes on from and that are
-    superseded (superseded.py). The newest ``keep`` stay, with the verified one. One that its user
-    has pinned stays, and is the job's no more. So go the autosaves that its machine made while
-    nobody drove the job. SnapshotMissing, and nothing is deleted, if the verified one is gone."""
+    superseded (superseded.py). The newest ``keep`` stay, with the verified one. A save that a user
+    has pinned stays, and is not the job's any more. The autosaves that the machine made while
+    nobody drove the job are deleted in the same way. SnapshotMissing, and nothing is deleted, if
+    the verified one is gone."""
     succession = Succession.of(store, verified, seal)
     succession.hold(verified.snapshot)
     lines, workspace = succession.lines, verified.workspace
@@ -52,7 +53,7 @@ def delete_superfluous(
             save
             for save in saves
             if save not in gone
-            # The listing may lack what is there.
+            # The listing may lack an existing snapshot.
             and (lines.exists(save) or store.head(manifest_key(workspace, save)) is not None)
         ],
     )

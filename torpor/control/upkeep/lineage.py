@@ -40,8 +40,8 @@ _NAMED: Final = 3
 
 
 class StoredState(NamedTuple):
-    """A snapshot as a choice sees it. ``stored_unix``: when the store received it. ``machine``: as
-    its provider or its user names it, else as it calls itself. ``own``: its machine made it by
+    """A snapshot as a choice sees it. ``stored_unix``: when the store received it. ``machine``: its
+    provider's or its user's name for it, or else its own. ``own``: the machine made the snapshot by
     itself; ``autosave``: on its schedule."""
 
     snapshot: SnapshotId
@@ -56,25 +56,25 @@ class StoredState(NamedTuple):
 
     @property
     def is_old(self) -> bool:
-        """Whether it says nothing of what it goes on from."""
+        """Whether the snapshot does not say what it goes on from."""
         return not self.line.whole and not self.line.ancestors
 
     @property
     def is_read(self) -> bool:
-        """Whether its manifest could be read."""
+        """Whether the snapshot's manifest could be read."""
         return bool(self.agent)
 
 
 class JobLineage(NamedTuple):
-    """The line of a job. ``since``: its newest save. ``agents`` and ``machines``: what its machines
-    call themselves, and what their providers call them."""
+    """The line of a job. ``since``: its newest save. ``agents`` and ``machines``: its machines'
+    names for themselves, and their providers' names for them."""
 
     since: SnapshotId | None
     agents: frozenset[str]
     machines: frozenset[str]
 
     def has(self, one: StoredState) -> bool:
-        """Whether a machine of the job made it."""
+        """Whether a machine of the job made the snapshot."""
         return one.agent in self.agents or one.machine in self.machines
 
 
@@ -105,9 +105,9 @@ def choose_newest(
     *,
     saves: bool = True,
 ) -> NewestState:
-    """The newest state of the workspace, or of a job's ``own`` line; without ``saves``, of what no
-    machine made on its schedule. The tip if it is whole in the store and names no other directories
-    than ``paths``, else its nearest ancestor that is. Where a line has none, it is the next line's.
+    """The newest state of the workspace, or of a job's ``own`` line; without ``saves``, autosaves
+    do not count. It is the tip if that is whole in the store and names no other directories than
+    ``paths``, and otherwise its nearest such ancestor. If a line has none, the next line is tried.
     Raises what the store raises, and StoreCorrupt where its listing lacks the job's newest save. No
     pack is read: a restore checks each hash."""
     lines = SnapshotLines.of(store, workspace, seal)
@@ -115,7 +115,8 @@ def choose_newest(
         lines.check_listed(store, workspace, own.since)
     tips = lines.tips()
     mine = None if own is None else lines.job_tip(own, tips)
-    of_runs = tips if saves else lines.tips(saves=False)  # an autosave on top makes them no tips
+    # an autosave on top of them would keep them from being tips
+    of_runs = tips if saves else lines.tips(saves=False)
     others = [*of_runs, *(tip for tip in tips if tip not in of_runs)]
     first = [mine] if mine else _given_up_last(of_runs)
     refused: list[Refused] = []
@@ -129,7 +130,7 @@ def choose_newest(
                 found = stored_snapshot(store, workspace, lines.there[one.snapshot])
                 manifest = check_whole(store, found, seal, paths)
             except SnapshotMissing:
-                continue  # it was deleted meanwhile
+                continue  # the snapshot was deleted meanwhile
             except SnapshotError as error:
                 refused.append(Refused(one, error))
                 continue
@@ -147,8 +148,8 @@ def sure_save(
     paths: Sequence[str] | None = None,
 ) -> StoredSnapshot | None:
     """The newest snapshot of a job's own line, for which a machine with newer work may be ended;
-    None if there is none. Raises the refusal of a newer one that is not whole, and SnapshotMissing
-    if the store does not have the job's newest save: an older one does not do."""
+    None if there is none. Raises the error of a newer one that is not whole, and SnapshotMissing if
+    the store does not have the job's newest save, because an older one is not enough."""
     newest = own.since
     if newest is not None and store.head(manifest_key(workspace, newest)) is None:
         raise SnapshotMissing(
@@ -182,14 +183,14 @@ def lacking(
 
 
 def _keep_nothing() -> None:
-    """Of snapshots that are in no store."""
+    """Remember nothing, for snapshots that are in no store."""
 
 
 class SnapshotLines:
-    """The snapshots of a workspace by descent. ``times``: when the store received each. ``read``:
-    reads one; None where it was deleted meanwhile. ``pins``: those of users. Each is read once at
-    most, and none that a newer one names, but where a line is not whole. ``keep``: spares the next
-    look what was read."""
+    """The snapshots of a workspace by descent. ``times``: when the store received each. ``read``
+    reads one, and returns None where it was deleted meanwhile. ``pins``: the snapshots that users
+    have pinned. Each snapshot is read at most once. One that a newer snapshot names is read only
+    where a line is not whole. ``keep`` remembers what was read for the next look."""
 
     def __init__(
         self,
@@ -218,7 +219,7 @@ class SnapshotLines:
         seal: Seal,
         has_read: ReadManifest | None = None,
     ) -> SnapshotLines:
-        """As two listings show them. ``has_read``: a manifest that the caller has read."""
+        """The lines that two listings show. ``has_read``: a manifest that the caller has read."""
         catalog = Catalog(store, workspace, has_read)
         there = catalog.manifests
 
@@ -250,7 +251,7 @@ class SnapshotLines:
         mine: Lineage | None = None,
         saves: bool = True,
     ) -> list[StoredState]:
-        """The tips, the one that the store received last first; without what ``mine`` names.
+        """The tips, the one that the store received last first; without those that ``mine`` names.
         ``since`` as in ``lacking``, ``saves`` as in ``choose_newest``."""
         found: list[StoredState] = []
         named = set() if mine is None else {mine.snapshot, *mine.names}
@@ -264,8 +265,8 @@ class SnapshotLines:
         return self._unreplaced(found) or found[:1]  # machines that lie may name each other
 
     def aside(self, mine: Lineage, tips: Sequence[StoredState]) -> list[StoredState]:
-        """Those of the tips whose work ``mine`` lacks, but for what is pinned: that was put aside
-        on purpose."""
+        """The tips whose work ``mine`` lacks, without pinned ones, which were put aside on
+        purpose."""
         others = [one for one in tips if one.snapshot not in self.pins]
         if not any(one.snapshot != mine.snapshot for one in others):
             return []
@@ -278,9 +279,9 @@ class SnapshotLines:
         ]
 
     def job_tip(self, own: JobLineage, tips: Sequence[StoredState]) -> StoredState | None:
-        """The newest of a job's own line: its newest save, or what a machine of the job stored on
-        top of that; where that save was deleted, what else its machines stored. None where the
-        store has none of it."""
+        """The newest snapshot of a job's own line: its newest save, or what a machine of the job
+        stored on top of that. If that save was deleted, another snapshot of its machines. None
+        where the store has none of these."""
         if own.since is None:
             return next((one for one in tips if own.has(one)), None)
         base = self._read(own.since) if own.since in self._times else None
@@ -308,8 +309,8 @@ class SnapshotLines:
         return snapshot == since or (one is not None and self._work(one.line).names(since))
 
     def before(self, snapshot: SnapshotId) -> SnapshotId | None:
-        """The nearest snapshot that exists, can be read, and that this one says it goes on from, or
-        that is equal to one that it goes on from and that is gone. None where nothing is known."""
+        """The nearest existing and readable snapshot from which this one says it goes on, or one
+        that is equal to such a snapshot that is gone. None where nothing is known."""
         if snapshot not in self._before:
             one = self._read(snapshot) if snapshot in self._times else None
             self._before[snapshot] = None if one is None else self._nearest(one)
@@ -323,8 +324,8 @@ class SnapshotLines:
         return [*self._after.get(snapshot, [])]
 
     def heirs(self, snapshot: SnapshotId) -> list[SnapshotId]:
-        """What goes on from a snapshot; of one from which nothing goes on, and which has no work of
-        its own, what it is equal to."""
+        """The snapshots that go on from a snapshot. For a snapshot without work of its own from
+        which nothing goes on, the snapshots that are equal to it."""
         if after := self.after(snapshot):
             return after
         one = self._read(snapshot) if snapshot in self._times else None
@@ -334,8 +335,8 @@ class SnapshotLines:
         return [] if same is None else [same]
 
     def equal_to(self, snapshot: SnapshotId) -> SnapshotId | None:
-        """Another snapshot that is known to be equal to it: the one that it is a copy of, if that
-        exists."""
+        """Another existing snapshot that is known to be equal: the one of which this one is a
+        copy."""
         one = self._read(snapshot) if snapshot in self._times else None
         if one is None:
             return None
@@ -345,7 +346,7 @@ class SnapshotLines:
         return next(same, None)
 
     def going_back(self, snapshot: SnapshotId) -> Iterator[StoredState]:
-        """What a snapshot goes on from, as far as it exists, newest first."""
+        """The existing snapshots from which a snapshot goes on, newest first."""
         seen = {snapshot}
         while (before := self.before(snapshot)) is not None and before not in seen:
             seen.add(snapshot := before)
@@ -353,8 +354,8 @@ class SnapshotLines:
                 yield one
 
     def only_for(self, snapshots: Iterable[SnapshotId]) -> list[SnapshotId]:
-        """What only these go on from, and they themselves: the rest of their lines, back to where
-        another one began or to a pinned one. Oldest first."""
+        """The snapshots from which only these go on, with these: the rest of their lines, back to
+        where another line began or to a pinned snapshot. Oldest first."""
         chosen = {*snapshots}
         for last in [*chosen]:
             at = last
@@ -366,7 +367,7 @@ class SnapshotLines:
         return self.oldest_first(chosen)
 
     def newest_autosaves(self) -> list[SnapshotId]:
-        """The autosaves from which no other one goes on."""
+        """The autosaves from which no other autosave goes on."""
         own = {one for one in self._times if (of := self._read(one)) is not None and of.autosave}
         older = {one.snapshot for newest in own for one in self.going_back(newest)}
         return self.oldest_first(own - older)
@@ -375,7 +376,8 @@ class SnapshotLines:
         return snapshot in self._times
 
     def are_equal(self, one: SnapshotId, other: SnapshotId) -> bool:
-        """Whether both are known to hold the same, as a machine that changed nothing stored one."""
+        """Whether both snapshots are known to hold the same, because a machine that changed nothing
+        stored one of them."""
         found = [self._read(name) for name in (one, other) if name in self._times]
         return len({None if of is None else of.line.content for of in found}) == 1 == len(found) - 1
 
@@ -384,11 +386,11 @@ class SnapshotLines:
         return one is not None and one.verified
 
     def oldest_first(self, snapshots: Iterable[SnapshotId]) -> list[SnapshotId]:
-        """Those that exist, in the order in which the store received them."""
+        """The existing ones of these snapshots, in the order in which the store received them."""
         return sorted((one for one in snapshots if one in self._times), key=self._order)
 
     def remove(self, snapshot: SnapshotId) -> None:
-        """The snapshot was deleted."""
+        """Note that the snapshot was deleted."""
         del self._times[snapshot]
         changed = [one for one, before in self._before.items() if before == snapshot]
         for one in {snapshot, *changed}:
@@ -409,15 +411,15 @@ class SnapshotLines:
         return save if newer is not None and self._work(newer.line).names(of_older) else older
 
     def _instead(self, name: SnapshotId, of: StoredState) -> SnapshotId | None:
-        """The snapshot of that name, or one that is equal to it where it is gone; none where ``of``
-        is equal to it too, and stands beside that one."""
+        """The snapshot of that name, or one that is equal to it if it is gone; none where ``of`` is
+        equal to it, too, and stands beside it."""
         if name in self._times:
             one = self._read(name)
             return name if one is not None and one.is_read and name != of.snapshot else None
         return None if of.line.content == name else next(iter(self._equal(name)), None)
 
     def _equal(self, content: SnapshotId) -> list[SnapshotId]:
-        """What is equal to a snapshot, and exists."""
+        """The existing snapshots that are equal to a snapshot."""
         if not self._equals:
             for snapshot in self.oldest_first(self._times):
                 one = self._read(snapshot)
@@ -446,8 +448,9 @@ class SnapshotLines:
                     yield one
 
     def _unreplaced(self, found: Sequence[StoredState]) -> list[StoredState]:
-        """Those that none of the others replaces. Each is compared with what names it, and an old
-        one with the last: thousands of lines are not compared two by two."""
+        """Those of the found snapshots that no other one replaces. Each is compared with those that
+        name it, and an old one with the last: thousands of lines need not be compared two by
+        two."""
         wanted = {name for one in found for name in (one.snapshot, one.line.content)}
         having: dict[SnapshotId, list[StoredState]] = {}
         for one in found:
@@ -478,8 +481,8 @@ class SnapshotLines:
             return False
         if not self._work(other.line).has(one.line):
             return True
-        # They are equal. One order of all that are: else three of them, of which the store received
-        # one late, would replace one another in a circle, and none would be the newest.
+        # They are equal. All equal ones need one order: otherwise three of them, one of which the
+        # store received late, would replace one another in a circle, and none would be the newest.
         return self._order(one.snapshot) > self._order(other.snapshot)
 
     def _work(self, line: Lineage) -> Work:
@@ -500,17 +503,18 @@ class SnapshotLines:
         return self._times[snapshot], snapshot
 
     def _is_after(self, snapshot: SnapshotId, since: SnapshotId | None) -> bool:
-        """A copy of a store has other times, and a late save an earlier name."""
+        """Whether a snapshot was stored after another, or has a later name: a copy of a store has
+        other times, and a late save has an earlier name."""
         if since is None:
             return True
         return snapshot > since or self._times[snapshot] > self._times.get(since, 0.0)
 
 
 def _given_up_last(tips: list[StoredState]) -> list[StoredState]:
-    """A machine that was given up may live on and save until its grants end. Its successor's grants
-    are newer, and so is the time in the names that the control side has drawn for them: where the
-    store received a machine's own save last, those of all machines come in the order of their
-    names."""
+    """The tips, with the successors of machines that were given up first. A machine that was given
+    up may live on and save until its grants end. Its successor's grants are newer, and so is the
+    time in the names that the control side has signed for them: where the store received a
+    machine's own save last, the own saves of all machines are sorted by their names."""
     if not tips or not tips[0].own:
         return tips
     own = sorted((one for one in tips if one.own), key=lambda one: one.snapshot, reverse=True)
@@ -520,7 +524,7 @@ def _given_up_last(tips: list[StoredState]) -> list[StoredState]:
 def also_in(
     receipts: Mapping[SnapshotId, Receipt],
 ) -> dict[SnapshotId, SnapshotId | None]:
-    """The newest other snapshot that has the work of each; None where no other is known to."""
+    """The newest other snapshot that has the work of each; None where none is known to."""
     lines = {
         snapshot: receipt.line or Lineage.unknown(snapshot)
         for snapshot, receipt in sorted(receipts.items(), reverse=True)
@@ -547,7 +551,7 @@ def also_in(
 def named(
     others: Sequence[StoredState], holds: Callable[[StoredState], str] = lambda one: ""
 ) -> str:
-    """For messages: the first of them, with machine and time, and what each ``holds``."""
+    """For messages: the first snapshots, with machine and time, and what each ``holds``."""
     words = [
         f"{one.snapshot} of machine {one.machine} ({moment(one.stored_unix)}"
         f"{'' if one.verified else ', never verified'}{holds(one)})"
@@ -571,8 +575,8 @@ def _verified(found: StoredObject, snapshot: SnapshotId, receipt: Receipt) -> St
 
 
 def _unverified(catalog: Catalog, snapshot: SnapshotId, seal: Seal) -> StoredState | None:
-    """Its manifest is read. One that cannot be read goes on from nothing that is known, and has
-    work of its own."""
+    """The state of an unverified snapshot, by its manifest. One whose manifest cannot be read
+    counts as going on from nothing, and as having work of its own."""
     unix = catalog.manifests[snapshot].modified_unix
     try:
         said = catalog.said(snapshot, seal)

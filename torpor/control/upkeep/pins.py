@@ -28,14 +28,14 @@ from torpor.shared.format.names import manifest_key, snapshot_of
 from torpor.shared.values import ObjectKey, SnapshotId, WorkspaceName, learned
 
 MOST_REASON: Final = 500
-"""The most characters of a reason."""
+"""Most characters of a pin's reason."""
 _MOST_BYTES: Final = 16 * 1024
 _UNREAD: Final = "torpor did not write its reason, or cannot read it"
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """Why a snapshot is kept, and since when. ``missed_in``: of a hold, the snapshot that missed
-    what this one holds."""
+    """Why a snapshot is kept, and since when. ``missed_in``: for a hold, the later snapshot that
+    missed what the pinned one holds."""
 
     reason: str
     pinned_unix: float
@@ -87,7 +87,7 @@ def _write(
 
 def unpin(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -> None:
     """Remove a user's pin. Does nothing if the snapshot is not pinned. SnapshotKept where torpor
-    pins it: only a deletion by its name gives up what it alone holds."""
+    pins the snapshot: only a deletion by name gives up what it alone holds."""
     store.delete([_key(workspace, snapshot)])
     found = holds(store, workspace, only=snapshot).get(snapshot)
     if found is not None:
@@ -101,8 +101,8 @@ def unpin(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) ->
 def holds(
     store: ObjectStore, workspace: WorkspaceName, *, only: SnapshotId | None = None
 ) -> dict[SnapshotId, Pin]:
-    """The snapshots that torpor pins for what they alone hold. One whose reason cannot be read is
-    held nevertheless."""
+    """The snapshots that torpor pins for what they alone hold. A snapshot whose reason cannot be
+    read is held all the same."""
     there = _times(store, _holds_prefix(workspace)) if only is None else [only]
     found = {}
     for snapshot in there:
@@ -124,15 +124,15 @@ def pinned(store: ObjectStore, workspace: WorkspaceName) -> dict[SnapshotId, str
 
 
 def pinned_ids(store: ObjectStore, workspace: WorkspaceName) -> Iterator[SnapshotId]:
-    """The pinned snapshots, by users and by torpor, by listings alone."""
+    """The pinned snapshots, by users and by torpor. Needs only listings."""
     yield from pin_times(store, workspace).keys() | _times(store, _holds_prefix(workspace)).keys()
 
 
 def is_pinned(
     store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId, *, by_user: bool = False
 ) -> bool:
-    """Whether one snapshot is pinned, by its own keys and by no listing. ``by_user``: torpor's own
-    pins do not count."""
+    """Whether one snapshot is pinned, asked by its own keys without a listing. ``by_user``:
+    torpor's own pins do not count."""
     if store.head(_key(workspace, snapshot)) is not None:
         return True
     return not by_user and store.head(_hold_key(workspace, snapshot)) is not None
@@ -158,7 +158,7 @@ def is_own(store: ObjectStore, workspace: WorkspaceName, snapshot: SnapshotId) -
 
 def _reason(store: ObjectStore, key: ObjectKey) -> str:
     found = _read(store, key)
-    if found is None:  # it is pinned nevertheless
+    if found is None:  # the snapshot is pinned all the same
         return _UNREAD
     return found.reason
 

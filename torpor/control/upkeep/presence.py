@@ -28,7 +28,7 @@ _NAMED: Final = 5
 
 class NamedBy(NamedTuple):
     """``what`` names a snapshot, in words. ``besides``: what else names a pinned snapshot, and
-    still does after an unpin."""
+    would still name it after an unpin."""
 
     what: str
     besides: NamedBy | None = None
@@ -56,11 +56,9 @@ def check_present(
     named: Mapping[SnapshotId, NamedBy],
     listed: Collection[SnapshotId],
 ) -> None:
-    """Check that what is ``named`` and not ``listed`` was deleted on purpose.
-
-    StoreCorrupt where a manifest is there all the same: the store's listing lacks it, and may lack
-    others. SnapshotMissing where one is gone and no record says that it was deleted.
-    """
+    """Check that every snapshot that is ``named`` and not ``listed`` was deleted on purpose.
+    StoreCorrupt where its manifest exists all the same: the store's listing lacks it, and may lack
+    others. SnapshotMissing where it is gone and no record says that it was deleted."""
     absent = sorted(named.keys() - listed)
     hidden = [snapshot for snapshot in absent if _is_there(store, workspace, snapshot)]
     if hidden:
@@ -124,8 +122,8 @@ def needless_records(
     listed: Collection[SnapshotId],
     before_unix: float,
 ) -> list[SnapshotId]:
-    """The snapshots whose deletion records were written before that time and explain nothing any
-    more: nothing names them, or they are there, because their deletion was killed."""
+    """The snapshots whose deletion records were written before that time and are needed no more:
+    nothing names these snapshots, or they still exist, because their deletion was killed."""
     times = Deletions(store, workspace).times()
     return [
         snapshot

@@ -39,13 +39,13 @@ from torpor.shared.format.names import (
 from torpor.shared.values import GIB, ObjectKey, SnapshotId, StoredObject, WorkspaceName
 
 GRACE_S: Final = SHORTEST_GRACE_S
-"""Between the mark and the deletion: a day in which a deleted snapshot can be put back."""
+"""Seconds between mark and deletion: a day, in which a deleted snapshot can be put back."""
 YOUNG_S: Final = 72 * 3600
-"""Packs younger than this are left alone: an unfinished run may have written them."""
+"""Seconds for which a new pack is left alone, because an unfinished run may have written it."""
 DEAD_BELOW: Final = 0.25
-"""A pack of which snapshots use less than this share is mostly dead."""
+"""A pack counts as mostly dead if snapshots use less than this share of it."""
 REWRITE_BYTES: Final = 1 * GIB
-"""How many stored bytes a prune may cause the next snapshots to store again."""
+"""Stored bytes that a prune may cause the next snapshots to store again."""
 
 
 class PruneRules(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class PruneRules(msgspec.Struct, frozen=True):
     without_snapshots: bool = False
 
     def check(self) -> None:
-        """Raises InvalidInput for rules under which a running snapshot could be harmed."""
+        """Raise InvalidInput for rules under which a running snapshot could be harmed."""
         if self.grace_s < SHORTEST_GRACE_S:
             raise InvalidInput(
                 f"a grace time of {self.grace_s / 3600:g} h is too short: a running snapshot "
@@ -79,21 +79,21 @@ class PackShare(msgspec.Struct, frozen=True):
 
 
 class PrunePlan(msgspec.Struct, frozen=True):
-    """The plan of a prune, from one look at the store. Every list has pack ids in hex."""
+    """What a prune will do, from one look at the store. Every list has pack ids in hex."""
 
     workspace: WorkspaceName
     snapshots: int
     stored: PackShare  # every pack of the workspace
     free: list[Marked]  # marked a grace time ago, and still named by nothing: deleted now
     waiting: list[Marked]  # marked, and within the grace time
-    next_free_unix: float | None  # when the first of those may go
+    next_free_unix: float | None  # when the first of the waiting ones may be deleted
     unnamed: list[Marked]  # not marked yet: marked now
     retired: list[Marked]  # mostly dead: new snapshots will leave them alone
-    rewritten_bytes: int  # live bytes in those, which the next snapshots store again
+    rewritten_bytes: int  # live bytes in the retired ones, which the next snapshots store again
     retiring: list[Marked]  # in a mark already, and named by earlier snapshots
-    young: PackShare  # too young to tell
+    young: PackShare  # too young to judge
     marks: list[Mark]
-    records: list[SnapshotId] = []  # whose deletion records explain nothing any more
+    records: list[SnapshotId] = []  # the snapshots whose deletion records are needed no more
 
     @property
     def free_bytes(self) -> int:
@@ -200,7 +200,7 @@ def store_now(store: ObjectStore) -> float:
 def _live_bytes(
     store: ObjectStore, workspace: WorkspaceName, seal: Seal
 ) -> tuple[dict[bytes, int], set[SnapshotId]]:
-    """How many bytes of each pack snapshots use, and the snapshots that were read. One manifest is
+    """The bytes of each pack that snapshots use, and the snapshots that were read. One manifest is
     in memory at a time."""
     used: dict[bytes, dict[int, int]] = {}
     there = set()
@@ -209,16 +209,16 @@ def _live_bytes(
             manifest, _ = open_manifest(store, workspace, snapshot, seal)
         except SnapshotMissing:
             if store.head(manifest_key(workspace, snapshot)) is not None:
-                raise  # it exists, but could not be read
-            continue  # it was deleted meanwhile
+                raise  # the manifest exists, but could not be read
+            continue  # the snapshot was deleted meanwhile
         _add_used(manifest, used)
         there.add(snapshot)
     return {pack: sum(runs.values()) for pack, runs in used.items()}, there
 
 
 def _listed(store: ObjectStore, workspace: WorkspaceName) -> list[SnapshotId]:
-    """The names of all snapshots. Unknown is not unnamed: an object that may be a manifest stops
-    the prune."""
+    """The names of all snapshots. An object that may be a manifest stops the prune, because unknown
+    is not unnamed."""
     there = []
     for found in store.list(snapshots_prefix(workspace)):
         try:
@@ -257,7 +257,8 @@ def _mostly_dead(
     retired_before: set[bytes],
     rules: PruneRules,
 ) -> list[Marked]:
-    """The deadest packs first, as long as their live bytes stay within the bound."""
+    """The packs with the smallest live share first, as long as their live bytes stay within the
+    limit."""
     dead = sorted(
         (live[i] / found.bytes, i)
         for i, found in packs.items()
@@ -274,18 +275,18 @@ def _mostly_dead(
 
 
 def _write_mark(store: ObjectStore, plan: PrunePlan) -> None:
-    """One mark with what is new, and with what stands in earlier ones and is named: those can go
-    once what they say of unnamed packs is done."""
+    """Write one mark with what is new, and with the still named packs of earlier marks, which can
+    be removed once their unnamed packs are gone."""
     if plan.unnamed or plan.retired:
         retired = [*plan.retired, *plan.retiring]
         write_mark(store, plan.workspace, plan.marks, plan.unnamed, retired)
 
 
 def _remove_marks(store: ObjectStore, workspace: WorkspaceName, deleted: Container[bytes]) -> None:
-    """Remove the marks whose packs are all gone, or stand in a later mark. A pack's last mark is
+    """Remove the marks whose packs are all gone, or are in a later mark. A pack's last mark is
     never removed while the pack is there, so that no snapshot ever refers to it again: a pack that
     the listing lacks and that this prune has not ``deleted`` is asked for by its own key."""
-    # In this order: a marked pack that is gone by now never comes back.
+    # In this order, a marked pack that is gone by now never comes back.
     marks = read_marks(store, workspace)
     left = _packs(store, workspace)
 

@@ -17,7 +17,8 @@ class HasRow(Protocol):
 
 
 class Table(WorkspaceReport, frozen=True):
-    """Rows about snapshots; ``count`` is the number of all rows, shown or not."""
+    """Rows about snapshots; ``count`` is the number of all rows, also of those that are not
+    shown."""
 
     heading: str
     count: int
@@ -44,7 +45,7 @@ class Table(WorkspaceReport, frozen=True):
 
 
 def pinning(workspace: WorkspaceName, snapshot: SnapshotId, now: str) -> Table:
-    """What became of a pin."""
+    """The result of pinning or unpinning."""
     return Table(workspace, f"Snapshot {snapshot}", 1, [{"snapshot": snapshot, "now": now}])
 
 
@@ -74,7 +75,7 @@ class BackupReport(WorkspaceReport, frozen=True):
         )
 
     def rows(self) -> list[Row]:
-        """One row for each snapshot: what became of it and why; at most 200."""
+        """One row for each snapshot: whether it stays, and why; at most 200."""
         rows = [
             {
                 "snapshot": verdict.snapshot,
@@ -92,7 +93,7 @@ class BackupReport(WorkspaceReport, frozen=True):
 
 
 class EachReport(Report, frozen=True):
-    """What became of each Workspace block of the installation, by the block's name."""
+    """What happened to each Workspace block of the installation, by the block's name."""
 
     heading: str
     results: dict[str, str]
@@ -118,7 +119,7 @@ class PathReport(WorkspaceReport, frozen=True):
     stored_bytes: int
     warnings: list[str]
     seconds: dict[str, float]
-    moved_aside: str = ""  # the new name of what was there
+    moved_aside: str = ""  # the new name of what was in the place before
 
     def title(self) -> str:
         return f"{self.path} of snapshot {self.snapshot} is at {self.restored_to}"

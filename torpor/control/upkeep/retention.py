@@ -68,7 +68,7 @@ class Retention(msgspec.Struct, frozen=True):
         return zone_named(self.timezone)
 
     def window_s(self) -> float:
-        """For how long after its newest snapshot a line is judged alone: as far back as the
+        """Seconds after its newest snapshot for which a line is judged alone: as far back as the
         longest rule looks."""
         spans = {rule: count * _SECONDS[rule] for rule, count in self.counts().items()}
         return max({**spans, "last": _MONTH_S if self.last else 0.0}.values())
@@ -85,7 +85,7 @@ class Taken(msgspec.Struct, frozen=True):
     agent: str
     machine: str = ""
     lineage: Lineage | None = None  # None: its manifest says none
-    autosave: bool = False  # its machine made it on its schedule: it counts for no rule
+    autosave: bool = False  # its machine made it on its schedule, so it satisfies no rule
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -107,10 +107,10 @@ def judge(
     rented: Mapping[str, float] = {},
 ) -> list[Judged]:
     """A verdict for each snapshot, newest first. The newest, the newest verified one, the pinned
-    and all tips are always kept, and so is the newest of each machine that is rented.
-    ``saves``: those of open jobs, with the ids of the jobs, which delete them; they are kept, and
-    count for no rule. ``rented``: when each machine that is rented now was asked for, by the
-    store's clock."""
+    and all tips are always kept, and so is the newest of each machine that is rented. ``saves``:
+    the saves of open jobs, with the ids of the jobs, which delete them; they are kept, and satisfy
+    no rule. ``rented``: when each machine that is rented now was asked for, by the store's
+    clock."""
     newest_first = sorted(taken, key=lambda entry: entry.snapshot, reverse=True)
     reasons: dict[SnapshotId, list[str]] = {entry.snapshot: [] for entry in newest_first}
     for line, words in ((newest_first, "newest"), (_verified(newest_first), "newest verified")):
@@ -149,9 +149,9 @@ def judge(
 def _keep_the_only_ones(
     newest_first: Sequence[Taken], reasons: Mapping[SnapshotId, list[str]]
 ) -> None:
-    """Keep what has work that no other snapshot that stays is known to have: what another machine
-    stored, or the same one before it was synced back. Only names count, of the snapshot or of those
-    that it names and that exist."""
+    """Keep the snapshots with work that no other staying snapshot is known to have, because another
+    machine stored it, or the same machine before a sync. Only names count: of the snapshot, or of
+    existing ones that it names."""
     lines = {
         snapshot.snapshot: snapshot.lineage or Lineage.unknown(snapshot.snapshot)
         for snapshot in newest_first
@@ -178,7 +178,7 @@ def _add(reasons: list[str], rule: str, words: str) -> None:
 
 
 class _Line(NamedTuple):
-    """``name``: of the machine of its tip."""
+    """A line of descent. ``name``: of the machine of its tip."""
 
     name: str
     taken: list[Taken]  # newest first
@@ -187,8 +187,8 @@ class _Line(NamedTuple):
 def _lines(
     newest_first: Sequence[Taken], window_s: float, rented: Mapping[str, float]
 ) -> Iterator[_Line]:
-    """What each tip goes on from, with the tip, where its machine is rented or it was stored within
-    the window; and that of the newest snapshot of each rented machine. A snapshot whose machine
+    """Each tip with its ancestors, if the tip's machine is rented or the tip was stored within the
+    window; and the line of the newest snapshot of each rented machine. A snapshot whose machine
     only its manifest names may be of any rented machine that no snapshot names."""
     lines = {one.snapshot: one.lineage or Lineage.unknown(one.snapshot) for one in newest_first}
     older = {name for line in lines.values() for name in line.names}
@@ -217,7 +217,7 @@ def _lines(
 def _ruled(
     taken: Sequence[Taken], retention: Retention, *, and_oldest: bool = True
 ) -> Iterator[tuple[SnapshotId, str]]:
-    """What the rules keep of these, newest first, each with the rule."""
+    """The snapshots, newest first, that the rules keep, each with the rule."""
     newest_first = [entry.snapshot for entry in taken]
     zone = retention.zone()
     for rule, count in retention.counts().items():
@@ -252,22 +252,23 @@ def _week(at: datetime) -> str:
 
 _PERIODS: Final[dict[str, Callable[[datetime], str]]] = {
     "last": str,
-    "hourly": lambda at: at.strftime("%Y-%m-%d %H:00 %z"),  # an hour that comes twice is two
+    # an hour that comes twice, at the end of summer time, counts as two
+    "hourly": lambda at: at.strftime("%Y-%m-%d %H:00 %z"),
     "daily": lambda at: at.strftime("%Y-%m-%d"),
     "weekly": _week,
     "monthly": lambda at: at.strftime("%Y-%m"),
     "yearly": lambda at: at.strftime("%Y"),
 }
-"""What names the period that a moment lies in."""
+"""The text that names the period of a moment."""
 
 _DAY_S: Final = 86_400.0
 _MONTH_S: Final = 31 * _DAY_S
 _SECONDS: Final = {
-    "last": 0.0,  # it names no period; a month counts, see ``window_s``
+    "last": 0.0,  # this rule has no period; a month counts, see ``window_s``
     "hourly": 3600.0,
     "daily": _DAY_S,
     "weekly": 7 * _DAY_S,
     "monthly": _MONTH_S,
     "yearly": 366 * _DAY_S,
 }
-"""The length of each period."""
+"""Seconds of each period."""

@@ -20,11 +20,12 @@ from torpor.shared.values import MIB, ObjectKey, WorkspaceName
 _KINDS: Final = frozenset(
     {"rentals", "jobs", "hosts", "verified", "deleted", "marks", "pins", "holds", "claim"}
 )
-"""What is signed of a workspace, by the word after its name (``workspaces/NAME/KIND``)."""
+"""The kinds of a workspace's records that are signed, by the word after its name
+(``workspaces/NAME/KIND``)."""
 _OF_ALL: Final = ("canaries/",)
-"""What is signed and belongs to no workspace."""
-_MOST_BYTES: Final = 33 * MIB  # a mark of prune; all others are small
-_PASSES: Final = 5  # a run that goes on may write an unsigned record after it was listed
+"""Prefixes of signed records that belong to no workspace."""
+_MOST_BYTES: Final = 33 * MIB  # bytes of prune's mark; all other records are small
+_PASSES: Final = 5  # passes: a run may write an unsigned record after it was listed
 
 
 class Signed(NamedTuple):
@@ -65,7 +66,8 @@ def sign_records(
 def is_signed_kind(key: ObjectKey) -> bool:
     """Whether objects of such a name are records that carry a signature."""
     parts = key.split("/")
-    is_kind = len(parts) > 2 and parts[2] in _KINDS and parts[3:] != [CATALOG]  # made anew
+    # these are made again
+    is_kind = len(parts) > 2 and parts[2] in _KINDS and parts[3:] != [CATALOG]
     return key.startswith(_OF_ALL) or is_kind
 
 
@@ -74,7 +76,8 @@ def _workspace(key: ObjectKey) -> WorkspaceName:
 
 
 def _sign(store: ObjectStore, key: ObjectKey) -> bool:
-    """Whether it was signed now. Raises what keeps it as it is."""
+    """Sign one object; returns whether it was signed now. Raises the reason if it must stay as it
+    is."""
     try:
         blob, version = store.read(key, max_bytes=_MOST_BYTES)
     except StoreMissing:

@@ -33,7 +33,8 @@ from torpor.shared.format.names import manifest_key
 from torpor.shared.values import ObjectKey, SnapshotId, StoredObject, WorkspaceName
 
 _TREES: Final = 3
-"""Trees of files in memory: the snapshot that may go, a successor, and the verified one."""
+"""Trees of files in memory at once: of the snapshot that may go, of a successor, and of the
+verified one."""
 _MOST_NAME: Final = 80
 """Characters of a file's name in a pin's reason."""
 
@@ -62,9 +63,9 @@ class Stays(NamedTuple):
 
 
 class Succession:
-    """The snapshots of a workspace, of which those that are superseded may go. ``proven``: what is
-    known to be whole beside the snapshots with a receipt. ``has_read``: a manifest that the caller
-    has read, and that is read here no more."""
+    """The snapshots of a workspace, of which those that are superseded may go. ``proven``:
+    snapshots without a receipt that are known to be whole. ``has_read``: a manifest that the caller
+    has read, so that it is not read again."""
 
     def __init__(
         self,
@@ -84,12 +85,12 @@ class Succession:
         self._whole: dict[SnapshotId, bool] = {}
         self._packs: dict[ObjectKey, StoredObject] | None = None  # listed once
         self._newest: dict[SnapshotId, list[SnapshotId]] = {}
-        self._trees: dict[SnapshotId, Tree] = {}  # the one that was used last stands last
+        self._trees: dict[SnapshotId, Tree] = {}  # in the order of their last use
 
     @classmethod
     def of(cls, store: ObjectStore, verified: Verified, seal: Seal) -> Succession:
-        """After a snapshot was ``verified``. SnapshotMissing, and nothing may go, where that one is
-        gone."""
+        """The succession after a snapshot was ``verified``. SnapshotMissing, and nothing may go,
+        where that snapshot is gone."""
         workspace = verified.workspace
         if store.head(manifest_key(workspace, verified.snapshot)) is None:
             raise SnapshotMissing(
@@ -100,23 +101,24 @@ class Succession:
 
     @property
     def holds(self) -> Mapping[SnapshotId, Pin]:
-        """What torpor pins, as it stands now."""
+        """The snapshots that torpor pins at present."""
         return self._holds
 
     def prove(self, snapshot: SnapshotId) -> bool:
-        """Take a snapshot that is whole for verified; False where it is not whole."""
+        """Count a whole snapshot as verified; False where it is not whole."""
         if self._is_whole(snapshot):
             self._proven.add(snapshot)
         return snapshot in self._proven
 
     def hold(self, newest: SnapshotId) -> list[PinnedSnapshot]:
-        """Pin those before ``newest`` that alone hold what it lacks: what it went on from, back to
-        the nearest that its own run has verified, before which it was compared in the same way."""
+        """Pin the snapshots before ``newest`` that alone hold what it lacks: those from which it
+        went on, back to the nearest that its own run has verified. That one was compared with those
+        before it in the same way."""
         held: list[PinnedSnapshot] = []
-        later = [newest]  # back to the nearest that is whole
+        later = [newest]  # back to the nearest whole one
         for before in self.lines.going_back(newest):
             is_whole = self._is_whole(before.snapshot)
-            with suppress(SnapshotMissing):  # another run deletes it, and has compared it
+            with suppress(SnapshotMissing):  # another run is deleting it, and has compared it
                 for other in later if is_whole else ():
                     held += self._hold_for(before.snapshot, other, [newest])
             if before.compared and is_whole:
@@ -126,8 +128,8 @@ class Succession:
         return held
 
     def release(self, newest: SnapshotId) -> None:
-        """End the pins that torpor made of what ``newest`` goes on from, where it has again what
-        was missed. It is verified."""
+        """End torpor's pins of snapshots from which ``newest``, which is verified, goes on, where
+        it has again what was missed."""
         for snapshot, pin in [*self._holds.items()]:
             is_later = snapshot != newest and self.lines.goes_on_from(newest, snapshot)
             if not is_later or self.lines.are_equal(newest, snapshot):
@@ -138,11 +140,11 @@ class Succession:
                     del self._holds[snapshot]
 
     def named(self, snapshot: SnapshotId) -> list[PinnedSnapshot]:
-        """What is pinned before a user's deletion of a snapshot that was named, whatever it alone
-        holds: what comes before it, or is equal to it, as another machine may have stored the same
-        again, where that alone holds then what others lack."""
+        """Pin snapshots before a user's deletion of a snapshot by name, which is deleted whatever
+        it alone holds: the one before it, or one that is equal to it (another machine may have
+        stored the same again), where that snapshot alone then holds what others lack."""
         if not self.lines.exists(snapshot):
-            return []  # its manifest is gone: nothing is compared with it any more
+            return []  # its manifest is gone, so nothing can be compared with it any more
         before, equal = self.lines.before(snapshot), self.lines.equal_to(snapshot)
         held: list[PinnedSnapshot] = []
         if before is not None:
@@ -177,28 +179,28 @@ class Succession:
         return None
 
     def holds_all(self, newest: SnapshotId, snapshot: SnapshotId) -> bool:
-        """Whether ``newest`` has each file of a snapshot as it is there. What cannot be read may
-        hold more."""
+        """Whether ``newest`` has each file of a snapshot as it is there. A snapshot that cannot be
+        read may hold more."""
         try:
             return holds_all(self._tree(newest), self._tree(snapshot))
         except SnapshotError:
             return False
 
     def end(self, wanted: Iterable[SnapshotId], why: str) -> Ended:
-        """Delete those of the ``wanted`` that are superseded and not pinned; ``why`` stands in
-        their deletion records. What alone holds something is pinned."""
+        """Delete those of the ``wanted`` that are superseded and not pinned; ``why`` is written
+        into their deletion records. Snapshots that alone hold something are pinned."""
         ended = Ended([], [], self._holds)
         for snapshot in self.lines.oldest_first(wanted):
             if snapshot in self._holds or snapshot in self.lines.pins:
                 continue
-            with suppress(SnapshotKept, SnapshotMissing):  # another run works on it
+            with suppress(SnapshotKept, SnapshotMissing):  # another run is working on it
                 stays = self.why_stays(snapshot)
                 if stays is not None:
                     if stays.missed_in is not None:
                         ended.held.append(self._pin(snapshot, stays.why, stays.missed_in))
                     continue
                 before = self.lines.before(snapshot)
-                if before is not None:  # it is compared with the one before for the last time
+                if before is not None:  # the last time that it can be compared with the one before
                     newest = self._newest_heirs(snapshot)
                     ended.held.extend(self._hold_for(before, snapshot, newest))
                 delete_snapshot(self._store, self._workspace, snapshot, why=why)
@@ -210,7 +212,8 @@ class Succession:
     def _hold_for(
         self, before: SnapshotId, other: SnapshotId, newest: Iterable[SnapshotId]
     ) -> list[PinnedSnapshot]:
-        """Pin ``before`` for what ``other`` misses. SnapshotMissing where it is gone."""
+        """Pin ``before`` for what ``other`` misses of it. SnapshotMissing where ``before`` is
+        gone."""
         files = self._missed(before, other, newest)
         if files is None or before in self._holds:
             return []
@@ -224,7 +227,7 @@ class Succession:
     def _is_back(
         self, snapshot: SnapshotId, missed_in: SnapshotId | None, newest: SnapshotId
     ) -> bool:
-        """Whether ``newest`` has what each later one misses of a snapshot."""
+        """Whether ``newest`` has everything that later snapshots miss of a snapshot."""
         if missed_in is None or not self.lines.exists(missed_in):
             return has_all(self._tree(newest), self._tree(snapshot))
         later = [missed_in, *self.lines.heirs(snapshot)]
@@ -234,8 +237,8 @@ class Succession:
         self, before: SnapshotId, other: SnapshotId, newest: Iterable[SnapshotId]
     ) -> MissedFiles | None:
         """What ``other`` misses of what ``before`` holds, where none of the ``newest`` has that
-        again. One that is equal to ``before`` is no later state, and no wake names it. What cannot
-        be read holds nothing, and shows nothing."""
+        again. A snapshot that is equal to ``before`` does not count as later, and no wake names it.
+        A snapshot that cannot be read does not count."""
         files = None
         with suppress(SnapshotError):
             files = missed(self._tree(before), self._tree(other))
@@ -248,8 +251,9 @@ class Succession:
         return files
 
     def _newest_heirs(self, snapshot: SnapshotId) -> list[SnapshotId]:
-        """The verified snapshots that go on from it and from which no other verified one goes on;
-        of one from which nothing goes on, those of what it is equal to, or that itself."""
+        """The verified snapshots that go on from a snapshot and from which no other verified one
+        goes on. For a snapshot from which nothing goes on: those of the snapshots that are equal to
+        it, or that snapshot itself."""
         if self.lines.after(snapshot):
             return self._newest_after(snapshot)
         found: list[SnapshotId] = []
@@ -260,7 +264,7 @@ class Succession:
 
     def _newest_after(self, snapshot: SnapshotId) -> list[SnapshotId]:
         waiting = [snapshot]
-        while waiting:  # what goes on from a snapshot is looked at before it
+        while waiting:  # what goes on from a snapshot is looked at before the snapshot
             one = waiting[-1]
             after = self.lines.after(one)
             new = [other for other in after if other not in self._newest and other not in waiting]
@@ -279,9 +283,9 @@ class Succession:
         return snapshot in self._proven or self.lines.is_verified(snapshot)
 
     def _is_whole(self, snapshot: SnapshotId) -> bool:
-        """Whether it can be read, and its packs are there, as far as the store shows them. One that
-        was verified, and whose receipt is withdrawn meanwhile, is not: a look at its bytes has
-        found damage that no listing shows."""
+        """Whether a snapshot can be read, and its packs are there, as far as the store shows them.
+        False for one whose receipt was withdrawn since the listing: reading its bytes has found
+        damage that no listing shows."""
         if snapshot not in self._whole:
             try:
                 if snapshot not in self._proven and self.lines.is_verified(snapshot):
@@ -298,7 +302,8 @@ class Succession:
         return self._whole[snapshot]
 
     def _has_receipt(self, snapshot: SnapshotId) -> bool:
-        """By the receipt itself: what a listing showed may be withdrawn since."""
+        """Whether a snapshot has a receipt now. The receipt itself is read, because it may have
+        been withdrawn since the listing."""
         found = self.lines.there[snapshot]
         return receipt_of(self._store, self._workspace, snapshot, found) is not None
 

@@ -28,14 +28,15 @@ _MOST_PATH: Final = 150
 """The most characters of a path in a verdict."""
 
 _FAULTS: Final = (ManifestInvalid, SnapshotMissing, StoreCorrupt, WrongKey)
-"""Errors that are a verdict on a manifest. A flipped bit in its header may read as WrongKey."""
+"""Errors that are a verdict on a manifest. A flipped bit in its header may be reported as
+WrongKey."""
 
 Fault = Literal["missing", "cut short", "of another size", "damaged"]
 
 
 class PackDamage(msgspec.Struct, frozen=True):
     """A fault of one pack. ``lost``: the offsets of the lost chunks, or None if the pack was not
-    read: then all may be lost."""
+    read, and all of its chunks may be lost."""
 
     fault: Fault
     lost: frozenset[int] | None
@@ -49,9 +50,9 @@ class SnapshotVerdict(msgspec.Struct, frozen=True):
     fault: str
     files: int
     damaged_files: int
-    paths: list[str]  # the first of those
+    paths: list[str]  # the first of the damaged files
     damaged_objects: int
-    objects: list[ObjectKey]  # the first of those
+    objects: list[ObjectKey]  # the first of the damaged objects
 
     @property
     def whole(self) -> bool:
@@ -119,12 +120,13 @@ class Verification:
                 self.unproven.add(pack.id)
             elif stored.md5 != pack.md5.hex():
                 self.faults[pack.id] = PackDamage("damaged", None)
-        if not self.faults:  # else the damage is named: it is lost, and the archive waits
+        # otherwise the damage is named, which is lost, while the archive only waits
+        if not self.faults:
             check_readable(self._store, there, self.workspace, self._chunks)
 
     def works(self) -> list[tuple[Pack, list[Chunk]]]:
         """Every pack with the chunks that snapshots use. Honest manifests agree where a chunk
-        begins and ends; of those that do not, the pack is named once for each opinion."""
+        begins and ends; if some do not, the pack is returned once for each version."""
         found = []
         for pack, chunks in self._chunks.items():
             layers: list[list[Chunk]] = []
@@ -146,7 +148,7 @@ class Verification:
         if fault:
             self.faults[pack_id] = PackDamage(fault, gone)
         elif known is not None and known.fault == "damaged" and not gone:
-            del self.faults[pack_id]  # the store shows something that is not the MD5
+            del self.faults[pack_id]  # what the store shows is not the MD5
         elif known is not None:
             self.faults[pack_id] = PackDamage(known.fault, gone)
 
@@ -156,12 +158,12 @@ class Verification:
         self._snapshots[snapshot] = known._replace(fault=known.fault or fault)
 
     def whole_so_far(self, snapshot: SnapshotId) -> bool:
-        """Whether no damage of it is known yet."""
+        """Whether no damage of the snapshot is known yet."""
         known = self._snapshots[snapshot]
         return not known.fault and self.faults.keys().isdisjoint(known.packs)
 
     def wrong(self, grants: Sequence[Grant]) -> list[ObjectKey]:
-        """Those of these packs that are damaged, or that nobody has read."""
+        """The packs among these that are damaged, or that nobody has read."""
         keys = {grant.key: pack_id_of(grant.key) for grant in grants}
         return [
             key
@@ -170,7 +172,7 @@ class Verification:
         ]
 
     def unread(self, snapshot: SnapshotId) -> bool:
-        """Whether nobody has read a pack of it whose MD5 the store does not show."""
+        """Whether nobody has read some pack of the snapshot whose MD5 the store does not show."""
         return not self.unproven.isdisjoint(self._snapshots[snapshot].packs)
 
     def root_of(self, snapshot: SnapshotId) -> str:
@@ -213,8 +215,8 @@ def quick_look(
     wanted: Sequence[SnapshotId],
     paths: Sequence[str] | None = None,
 ) -> Verification:
-    """The quick look: every object that snapshots name exists, with its size and MD5, and each
-    names no other directories than ``paths``.
+    """The quick look: whether every object that snapshots name exists with its size and MD5, and
+    whether each snapshot names no other directories than ``paths``.
 
     Raises the store's errors: unknown is not a verdict.
     """

@@ -63,7 +63,7 @@ class VerifyReport(WorkspaceReport, frozen=True):
         return self.damaged_count > 0
 
     def title(self) -> str:
-        """A sentence: what is wrong, and what can still be restored."""
+        """One sentence: what is wrong, and what can still be restored."""
         if not self.failed:
             return (
                 f"all {self.snapshot_count} snapshots of workspace {self.workspace} are whole: "

@@ -16,7 +16,8 @@ from typing import Final
 from torpor.shared.errors import DiskFull, MachineError, TorporError
 
 COMPLETE: Final = ".complete"  # in a bundle: its content hash, written when all is there
-_LOCKED: Final = ("autosave", "sample", "supervise")  # they are handed a lock that is held
+# commands that are started with a lock that is held already
+_LOCKED: Final = ("autosave", "sample", "supervise")
 _COMMANDS: Final = ("attach", "attach-and-sample", "canary", "daemon", "rescue", *_LOCKED)
 _STALE_S: Final = 3600.0  # a half-installed bundle of this age is stale: remove it
 
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
     if argv[1] == "canary":
         return _canary(home)
     if argv[1] == "rescue":
-        from torpor.machine.agent.rescue import rescue_by_stdin  # attach need not load it
+        from torpor.machine.agent.rescue import rescue_by_stdin  # attach does not need it
 
         return rescue_by_stdin(home)
     try:
@@ -66,7 +67,7 @@ def _attach(bundle: Path, home: Path, *, sampled: bool) -> None:
 
 def _sample(bundle: Path, home: Path, lock: int) -> int:
     from torpor.machine.agent.home import LIFE_LOCK
-    from torpor.machine.sampler.process import sample  # attach need not load it
+    from torpor.machine.sampler.process import sample  # attach does not need it
     from torpor.machine.supervisor.marker import MARKER
 
     sample(home, version(bundle), lock, MARKER, LIFE_LOCK)
@@ -74,10 +75,10 @@ def _sample(bundle: Path, home: Path, lock: int) -> int:
 
 
 def _canary(home: Path) -> int:
-    """stdin names the folder of CRIU; stdout says how the canary fared."""
+    """Fly the canary with the CRIU whose folder stdin names; stdout says how it fared."""
     import msgspec
 
-    from torpor.machine.checkpoint.canary import run_canary  # attach need not load it
+    from torpor.machine.checkpoint.canary import run_canary  # attach does not need it
     from torpor.machine.checkpoint.criu import CheckpointFailed
     from torpor.machine.checkpoint.tree import program
     from torpor.shared.wire.job import Tried
@@ -92,20 +93,20 @@ def _canary(home: Path) -> int:
 
 
 def _supervise(bundle: Path, home: Path, lock: int) -> None:
-    from torpor.machine.supervisor.process import supervise  # attach need not load it
+    from torpor.machine.supervisor.process import supervise  # attach does not need it
 
     supervise(home, lock, str(bundle))
 
 
 def _autosave(bundle: Path, home: Path, lock: int) -> None:
     from torpor.machine.agent.attach import own_command
-    from torpor.machine.supervisor.autosave import autosave  # attach need not load it
+    from torpor.machine.supervisor.autosave import autosave  # attach does not need it
 
     autosave(home, lock, str(bundle), own_command(bundle, home, "rescue"))
 
 
 def _daemon(bundle: Path, home: Path) -> int:
-    # Imported here: attach must be quick, and these take most of a start's time.
+    # Imported here: attach must be quick, and importing these modules takes most of a start's time.
     from torpor.machine.agent.attach import own_command
     from torpor.machine.agent.daemon import Daemon
     from torpor.machine.agent.home import SOCKET, enter_home, hold_life_lock
@@ -123,7 +124,8 @@ def _daemon(bundle: Path, home: Path) -> int:
         return 3
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    if os.path.lexists(SOCKET):  # left by an agent that was killed: we hold the lock of the living
+    # left by an agent that was killed: this process holds the lock of the living agent
+    if os.path.lexists(SOCKET):
         os.unlink(SOCKET)
     listener.bind(SOCKET)
     os.chmod(SOCKET, 0o600)
@@ -154,9 +156,9 @@ def version(bundle: Path) -> str:
 
 
 def _remove_other_bundles(bundle: Path, home: Path) -> None:
-    """Only one agent lives in a HOME, so the other bundles there are old or half-installed, but for
-    those that other processes run from, and for CRIU. Where that cannot be known, all of them
-    stay."""
+    """Only one agent lives in a HOME, so other bundles there are old or half-installed, except CRIU
+    and those from which other processes run. If it is unknown from which bundles processes run, all
+    of them stay."""
     from torpor.machine.agent.autosave import used_bundles
     from torpor.machine.supervisor.folder import all_kept
     from torpor.shared.wire.job import CRIU

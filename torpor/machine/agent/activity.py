@@ -12,7 +12,7 @@ from torpor.shared.wire.activity import Activity, ReadActivity
 
 
 def read_activity(request: ReadActivity, call: Call, runs: RunRegistry) -> Activity:
-    """The samples that the request asks for; none where no sampler has written any."""
+    """The sampler's records that the request asks for; none where no sampler has written any."""
     samples = ring.read(call.home / ring.RING)
     boot, now_s = ring.boot_id(), ring.boot_clock_s()
     asked = [

@@ -50,7 +50,7 @@ def _connect_or_start(home: Path, agent: str, start: list[str]) -> tuple[socket.
     if found is not None:
         found[0].close()
     with start_lock(home, START_S + REPLACE_S):
-        found = _connect()  # another attach may have started it meanwhile
+        found = _connect()  # another attach may have started the agent meanwhile
         if found is not None and _version(found[1]) == agent:
             return found
         if found is not None:
@@ -94,7 +94,7 @@ def _dismiss(home: Path, peer: socket.socket, hello: bytes) -> None:
         try:
             while peer.recv(_HELLO_BYTES):
                 pass
-        except OSError:  # it is slow: _await_gone decides
+        except OSError:  # a slow agent: _await_gone decides
             return
 
 
@@ -197,5 +197,5 @@ def _facts(hello: bytes) -> dict[str, Any]:
 
 
 def own_command(bundle: Path, home: Path, command: str) -> list[str]:
-    """The argv that starts ``command`` of ``bundle``, with the Python that runs now."""
+    """The argv that starts ``command`` of ``bundle``, with the Python that runs this process."""
     return [sys.executable, "-I", "-X", "utf8", str(bundle), command, "--home", str(home)]

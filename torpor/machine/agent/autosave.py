@@ -42,15 +42,15 @@ from torpor.shared.wire.request import Nothing, Request, parse_answer
 LEAVE_S: Final = 15.0
 """A process whose save was ended leaves within this time."""
 HANGS_S: Final = 60.0
-"""A process that does not answer for so long hangs."""
+"""Seconds after which a process that does not answer hangs."""
 _POLL_S: Final = 0.02
 _turn: Final = threading.Lock()
-"""Held by whoever may start a process: who takes its lock to see whether it is free makes it look
-taken to others."""
+"""Held by the thread that may start a process. Trying a process's lock makes the lock look taken to
+other threads for a moment."""
 
 
 def autosave(request: Autosave, call: Call, start: list[str]) -> Nothing:
-    """``start`` is the argv that starts a process."""
+    """Serve the request Autosave. ``start`` is the argv that starts an autosave process."""
     give(workspace_name(request.book.workspace), request, call, start)
     return Nothing()
 
@@ -58,14 +58,15 @@ def autosave(request: Autosave, call: Call, start: list[str]) -> Nothing:
 def give(
     workspace: WorkspaceName, request: Autosave | HearForAttempt, call: Call, start: list[str]
 ) -> None:
-    """Hand the request to the process that saves the workspace. It is started where none lives,
-    and one of another bundle is replaced."""
+    """Hand the request to the process that saves the workspace. Starts a process where none lives,
+    and replaces one of another bundle."""
     with _own_turn(call):
         end_their_saves(workspace, call)
         folder = AutosaveFolder(call.home, workspace)
         folder.make()
         if isinstance(request, HearForAttempt):
-            end_save(call.home, workspace)  # of the attempt before, with that one's save command
+            # ends the save of the attempt before, with that attempt's save command
+            end_save(call.home, workspace)
         give_up = time.monotonic() + HANGS_S
         while (lock := _vacant(folder)) is None:
             if folder.bundle() != _bundle(start):
@@ -75,9 +76,10 @@ def give(
                 break
             try:
                 _ask(folder, call.request_id, request)
-            except (OSError, MachineError) as error:  # it may be just leaving
+            except (OSError, MachineError) as error:  # the process may be just leaving
                 if isinstance(error, MachineError) and isinstance(request, Autosave):
-                    raise  # it may have used grants, and each is for one process
+                    # the process may have used grants, and each grant is for one process only
+                    raise
                 call.check()
                 if time.monotonic() >= give_up:
                     lock = _dismissed(folder, call)
@@ -99,8 +101,8 @@ def _own_turn(call: Call) -> Iterator[None]:
 
 
 def hear_again(kept: Kept, call: Call, start: list[str]) -> None:
-    """Start the process that hears for a command which runs, where it has ended. What fails here is
-    tried at the next look."""
+    """Start the process that hears notices for a running command, where that process has ended. A
+    failure is tried again at the next look."""
     if not (kept.at_work and _turn.acquire(blocking=False)):
         return
     try:
@@ -116,10 +118,12 @@ def hear_again(kept: Kept, call: Call, start: list[str]) -> None:
 
 
 def end_saves_for(job: str, call: Call) -> None:
-    """The job was stopped, and its save command with it: no grants are left for it, and no process
-    takes a book that is still on its way. One that hangs with them is ended."""
+    """End the saves for a job that was stopped, and with it its save command: remove its grants,
+    and see that no process takes a book that is still on its way. A process that hangs with grants
+    is ended."""
     for folder in _all_folders(call.home):
-        with suppress(OSError):  # it is gone, and so is its process; or nothing can be written
+        # the folder is gone, and so is its process; or nothing can be written
+        with suppress(OSError):
             _end_for(folder, job, call)
 
 
@@ -129,9 +133,9 @@ def _end_for(folder: AutosaveFolder, job: str, call: Call) -> None:
     while (lock := _vacant(folder)) is None:
         try:
             _ask(folder, call.request_id, request)
-        except (OSError, MachineError):  # it makes its folder again, or hangs
+        except (OSError, MachineError):  # the process makes its folder again, or hangs
             call.check()
-        except TorporError:  # of an older bundle: it saves for no job
+        except TorporError:  # a process of an older bundle: it saves for no job
             return
         else:
             if folder.read().job == job:
@@ -149,15 +153,15 @@ def _end_for(folder: AutosaveFolder, job: str, call: Call) -> None:
     try:
         told = folder.read()
         if told.job == job:
-            end_save(call.home, folder.workspace)  # it outlives the process that began it
+            end_save(call.home, folder.workspace)  # the save outlives the process that began it
             folder.write(msgspec.structs.replace(told, over=True))
     finally:
         os.close(lock)
 
 
 def _all_folders(home: Path) -> list[AutosaveFolder]:
-    """Those of all workspaces that were ever saved so, and of all processes that live: a command
-    may have removed a folder."""
+    """The folders of all workspaces that were ever saved so, and of all processes that live,
+    because a command may have removed a folder."""
     there = {folder.path: folder for folder in autosave_folders(home)}
     for path in own_folders(home / AUTOSAVES):
         there.setdefault(path, AutosaveFolder(home, WorkspaceName(path.name)))
@@ -174,7 +178,7 @@ def look_at_autosave(request: LookAtAutosave, call: Call) -> AutosaveState:
 
 def _state_of(folder: AutosaveFolder, call: Call) -> AutosaveState:
     state = AutosaveState(lives=False)
-    with suppress(OSError, MachineError):  # none answers
+    with suppress(OSError, MachineError):  # no process answers
         said = _ask(folder, call.request_id, LookAtAutosave(folder.workspace))
         state = parse_answer(LookAtAutosave, said)
     return state
@@ -189,14 +193,15 @@ def end_autosave(request: EndAutosave, call: Call) -> Nothing:
 
 
 def dismiss_autosaves(home: Path, call: Call) -> None:
-    """Before HOME is removed. WorkspaceBusy while a process does not leave."""
+    """End all autosave processes before HOME is removed. WorkspaceBusy while a process does not
+    leave."""
     for folder in _all_folders(home):
         with suppress(FileNotFoundError):  # as in end_autosave
             os.close(_dismissed(folder, call))
 
 
 def used_bundles(home: Path) -> set[Path]:
-    """The bundles that processes run from."""
+    """The bundles from which autosave processes run."""
     used = set()
     for folder in autosave_folders(home):
         lock = folder.take()
@@ -218,7 +223,8 @@ def _start(
 
 
 def _vacant(folder: AutosaveFolder) -> int | None:
-    """The lock, where no process lives: a command may have removed the folder of one that does."""
+    """The lock of a folder, if no process lives for it. The folder of a living process may have
+    been removed by a command."""
     try:
         lock = folder.take()
     except FileNotFoundError:
@@ -227,12 +233,13 @@ def _vacant(folder: AutosaveFolder) -> int | None:
         raise
     if lock is None:
         return None
-    os.close(lock)  # at once: that process makes its folder again
+    os.close(lock)  # at once, because that process makes its folder again
     return None if own_processes(folder.path) else folder.take()
 
 
 def _dismissed(folder: AutosaveFolder, call: Call) -> int:
-    """The lock of the folder, whose process has left. One that has not answered is ended."""
+    """The lock of the folder, after its process has left. A process that does not answer is
+    ended."""
     give_up, ends, hangs = time.monotonic() + LEAVE_S, 0.0, True
     while (lock := _vacant(folder)) is None:
         with suppress(OSError, MachineError):
@@ -254,12 +261,14 @@ def _dismissed(folder: AutosaveFolder, call: Call) -> int:
 
 
 def _ask(folder: AutosaveFolder, request_id: str, request: Request[Any]) -> dict[str, Any]:
-    """OSError where no process listens, or where it ended before it had read the request.
-    MachineError where one does not answer: what it did with the request is not known."""
+    """The process's answer. OSError where no process listens, or where it ended before it had read
+    the request. MachineError where a process does not answer: it may or may not have carried out
+    the request."""
     with folder.connect() as peer:
         try:
             said = ask(peer, request_line(request_id, request))
-        except (BrokenPipeError, ConnectionResetError):  # a socket says this of unread bytes alone
+        # a Unix socket says this only while bytes are unread
+        except (BrokenPipeError, ConnectionResetError):
             raise
         except OSError as error:
             raise MachineError(

@@ -39,15 +39,15 @@ _PROFILES: Final = {
     "dash": (".profile",),
     "zsh": (".zprofile",),
 }
-"""What a login shell reads in the home: bash only the first one that is there."""
+"""The profiles that a login shell reads in the home. bash reads only the first one that exists."""
 _RECORD: Final = "made.json"
 FIRST_PROCESS: Final = Path("/proc/1/stat")
 
 
 class _Made(msgspec.Struct, frozen=True):
-    """What torpor left: the ``profile`` with its line, as it was then; the directories that were
-    ``empty``: the inode of each, by its path in hex; the ``start`` of the machine in which torpor
-    began; and those that a deploy fills."""
+    """What torpor has brought: the ``profile`` with its line, as it was written; the directories
+    that were ``empty``: the inode of each, by its path in hex; the ``start`` of the machine in
+    which torpor began; and those that a deploy fills."""
 
     empty: dict[str, int]
     profile: str = ""
@@ -57,7 +57,7 @@ class _Made(msgspec.Struct, frozen=True):
 
 
 def make_paths(request: MakePaths, call: Call) -> PathsMade:
-    """Make the directories, and the line in the profile."""
+    """Make the directories, and add the line to the profile."""
     roots = [absolute_root(path) for path in request.paths]
     empty: dict[str, int] = {}
     for path, root in zip(request.paths, roots, strict=True):
@@ -85,7 +85,7 @@ def make_paths(request: MakePaths, call: Call) -> PathsMade:
 
 
 def note_made_again(request: NoteMadeAgain, call: Call) -> Nothing:
-    """Remember the directories."""
+    """Remember the directories that a deploy fills."""
     made = _made(call.home)
     places = {os.path.realpath(absolute_root(path)) for path in request.paths}
     _keep(call.home, replace(made, made_again=sorted({*made.made_again, *places})))
@@ -155,7 +155,7 @@ def _keep(home: Path, made: _Made) -> None:
 
 
 def _with_profile(made: _Made, roots: Sequence[str]) -> _Made:
-    """Add the line, where it is missing."""
+    """Add the line to the profile, where it is missing."""
     user_home = os.path.expanduser("~")
     held = [os.path.realpath(os.fsencode(root)) for root in roots]
     shell = os.path.basename(pwd.getpwuid(os.geteuid()).pw_shell)

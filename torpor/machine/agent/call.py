@@ -19,7 +19,7 @@ Q = TypeVar("Q", bound=Request[Any])
 
 
 class Call:
-    """The request that a handler serves. Every method is thread-safe."""
+    """A request with its arguments, and the ways to answer it, for its handler. Thread-safe."""
 
     def __init__(self, request_id: str, home: Path, send: Callable[[Event], None]) -> None:
         self.request_id = request_id
@@ -40,7 +40,8 @@ class Call:
         self._send(event)
 
     def say(self, event: Event) -> None:
-        """Report what happens seldom and must not be missed. Never waits for a reader, either."""
+        """Report an event that is rare and must not be dropped. Never waits for a reader,
+        either."""
         self._send(event)
 
     def moved(self, size: int) -> None:
@@ -98,4 +99,4 @@ class Runs(Protocol):
         """End a run that lost its control side. Returns soon; a run that has ended is fine."""
 
     def close(self) -> None:
-        """The agent leaves: give everything back."""
+        """End all runs: the agent leaves."""

@@ -13,7 +13,8 @@ from torpor.shared.values import KIB, MIB
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, SILENCE_S
 
 MAX_WAITING_EVENTS: Final = 256
-MAX_WAITING_BYTES: Final = 64 * MIB  # of answers; a reader that is further behind is disconnected
+# bytes of answers; a reader that is further behind is disconnected
+MAX_WAITING_BYTES: Final = 64 * MIB
 _READ_BYTES: Final = 256 * KIB
 
 
@@ -64,7 +65,7 @@ class Connection:
         while True:
             try:
                 data = self._peer.recv(_READ_BYTES)
-            except OSError:  # a reset, or TimeoutError: silent for too long
+            except OSError:  # a reset, or TimeoutError after SILENCE_S
                 return
             if not data:
                 return
@@ -119,7 +120,7 @@ class Connection:
                 self._writing = True
             try:
                 self._peer.sendall(line)
-            except OSError:  # gone, or it has not read for SILENCE_S
+            except OSError:  # the peer is gone, or has not read for SILENCE_S
                 self.close()
                 return
 

@@ -51,9 +51,10 @@ class Patience:
     """How long the agent waits, in seconds; tests shorten it."""
 
     abandon_s: float = 60.0  # a run whose control side is gone ends after this time
-    leave_s: float = 600.0  # neither connection nor run: the agent leaves
+    leave_s: float = 600.0  # without a connection or a run, the agent leaves after this time
     tick_s: float = 1.0
-    resume_s: float = GRACE_S  # what a run left paused goes on, where no run takes it up
+    # what a run left paused goes on after this time, unless another run takes it over
+    resume_s: float = GRACE_S
 
 
 class Daemon:
@@ -116,8 +117,9 @@ class Daemon:
         self._wake()
 
     def _wake(self) -> None:
-        """Look at once whether to leave: neither a signal nor a thread ends a select."""
-        with suppress(OSError):  # it has left, or a byte is there already
+        """Wake the loop, so that it looks at once whether to leave: neither a signal nor a thread
+        ends a select."""
+        with suppress(OSError):  # the loop has left, or a byte is there already
             self._wakes.send(b"w")
 
     # -- connections
@@ -125,9 +127,9 @@ class Daemon:
     def _accept(self, listener: socket.socket) -> None:
         try:
             peer, _ = listener.accept()
-        except BlockingIOError:  # it went away again
+        except BlockingIOError:  # the connection went away again
             return
-        except OSError as error:  # no file descriptor or memory left: serve the open connections
+        except OSError as error:  # no file descriptor or memory is left: serve the open connections
             self._log.write(f"a connection could not be accepted: {error}")
             time.sleep(self._patience.tick_s)
             return
@@ -166,7 +168,7 @@ class Daemon:
                     self._alone_since = self._quiet_since = time.monotonic()
 
     def _take(self, connection: Connection, line: bytes) -> None:
-        if not line:  # sent for a login's files that read
+        if not line:  # an empty line, sent for a login's files that read
             return
         message = parse_line(line)
         if isinstance(message, Envelope):
@@ -246,7 +248,8 @@ class Daemon:
             self._kept_bytes += len(line)
             self._requests.move_to_end(served.id)
             self._drop_oldest()
-            # Queued under the lock: leaving looks at the queues once nothing is running.
+            # Queued under the lock, because the check before leaving looks at the queues once
+            # nothing is running.
             for connection in listeners:
                 connection.answer(line)
         if self._leaving:
@@ -293,7 +296,7 @@ class Daemon:
             self._noted = busy
             try:
                 note_busy(self._home, busy)
-            except OSError as error:  # a full disk: the run counts as the user's work
+            except OSError as error:  # a full disk: the run then counts as the user's work
                 self._log.write(f"whether a run is active cannot be noted: {error}")
 
     def _busy(self) -> bool:
@@ -303,7 +306,7 @@ class Daemon:
 
     def _should_leave(self) -> bool:
         self._own_home.mark()
-        if self._stopping or self._own_home.is_gone:  # who attaches starts another agent
+        if self._stopping or self._own_home.is_gone:  # the next attach starts another agent
             return True
         now = time.monotonic()
         with self._lock:

@@ -24,13 +24,14 @@ _HARMLESS: Final = re.compile(
     r"|OMP_NUM_THREADS|NCCL_DEBUG"
 )
 _MOST_PACKAGES: Final = 20_000
-# importlib.metadata parses the description too, which takes ten times as long.
+# importlib.metadata also parses the description, which takes ten times as long.
 _NAME: Final = re.compile(r"^Name:\s*(\S+)", re.MULTILINE)
 _VERSION: Final = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
 
 
 def record_environment() -> dict[str, Any]:
-    """Image, system, driver, CUDA, GPUs, read once by each agent; and the packages of now."""
+    """The machine's image, system, driver, CUDA and GPUs, read once by each agent; and the packages
+    that are installed now."""
     packages = {"python_packages": _python_packages(), "apt_packages": _apt_packages()}
     return _record_machine() | packages
 
@@ -73,7 +74,7 @@ def _image() -> str | None:
 
 
 def _features() -> str:
-    """What the first processor can do, as the kernel names it."""
+    """The features of the first processor, in the kernel's names."""
     found = re.search(r"^(?:flags|Features)\s*:(.*)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
     return found[1].strip() if found else ""
 
@@ -91,7 +92,7 @@ def _cuda() -> str | None:
 
 
 def _gpus() -> list[tuple[str, str]]:
-    """The name and memory of each, and its UUID."""
+    """The name, the memory and the UUID of each GPU."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -112,8 +113,8 @@ def _gpus() -> list[tuple[str, str]]:
 
 def python_places() -> list[str]:
     """Where the machine's own Python has its packages, without those of the agent, and without
-    names that are no places: an editable installation adds one, and the folder that it would be
-    looked for in may have been removed."""
+    names that are no directories: an editable installation adds one, and the folder that it would
+    be looked for in may have been removed."""
     bundle = os.path.realpath(sys.path[0])
     return [p for p in sys.path if os.path.isabs(p) and os.path.realpath(p) != bundle]
 

@@ -17,7 +17,8 @@ from torpor.shared.wire.machine import Examined, ExaminePacks, PackChunk, PackFa
 from torpor.shared.wire.request import Event
 
 _MOST_STORED: Final = MAX_CHUNK_BYTES + MIB
-"""A chunk's bytes in its pack: an encoding may add a little, and is only kept where it does not."""
+"""The most bytes of a chunk in its pack: an encoding may add a little, though one that adds bytes
+is not used."""
 
 
 def examine(request: ExaminePacks, call: Call, runs: RunRegistry) -> Examined:
@@ -50,7 +51,7 @@ def examine(request: ExaminePacks, call: Call, runs: RunRegistry) -> Examined:
 
 
 def _not_of_corrupt_objects(error: StoreError, _: float) -> None:
-    """Do not fetch a shortened object again: its length is the finding."""
+    """Have an object that is too short not fetched again: its wrong length is the result."""
     if isinstance(error, StoreCorrupt):
         raise error
 

@@ -35,7 +35,7 @@ class Noted(NamedTuple):
 
 
 def note_ready(request: NoteReady, call: Call) -> Nothing:
-    """Keep which files were used by now, where a restore brought the workspace here."""
+    """Keep which files were used by now, if a restore brought the workspace here."""
     state = WorkspaceState(call.home, request.workspace)
     if (use := state.use()) is not None:
         ready = used_files(use.roots, use.since_ns, call.check)
@@ -44,7 +44,7 @@ def note_ready(request: NoteReady, call: Call) -> Nothing:
 
 
 def ready_before(index: Index | None) -> Files:
-    """The files that made a machine ready, as the last snapshot says it."""
+    """The files that made a machine ready, as the last snapshot says them."""
     if index is None:
         return set()
     classes = zip(recorded_use(index.manifest), index.manifest.entries, strict=False)
@@ -58,8 +58,8 @@ def use_of(
     names: Names,
     before: Files,
 ) -> Noted:
-    """What a walk shows of ``names``, where a restore brought ``roots`` here. ``before``: what made
-    an earlier machine ready."""
+    """The use of each of ``names``, as a walk shows it, if a restore brought ``roots`` here.
+    ``before``: the files that made an earlier machine ready."""
     use = state.use()
     if use is None or use.roots != list(roots):
         return Noted()

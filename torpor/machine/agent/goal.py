@@ -46,8 +46,8 @@ class Goal(NamedTuple):
         return [os.path.realpath(target) for target in self.targets]
 
     def abilities(self, note: Path) -> list[FilesystemAbilities]:
-        """Try what the file system of each target can hold; MachineUnfit where that is too little
-        for what this target becomes. ``note``: the file that ``probe`` keeps meanwhile."""
+        """Try what the file system of each target can hold; MachineUnfit where it cannot hold what
+        the target becomes. ``note``: the file in which ``probe`` keeps what it tries."""
         entries, targets = self.manifest.entries, self.targets
         needs = needs_of(entries, len(targets))
         each = zip(targets, needs, strict=True)
@@ -115,7 +115,7 @@ def check_space(
             raise DiskFull(
                 f"{os.fsdecode(target)} has {free:,} bytes free and {who} needs {size:,}: {then}"
             )
-        if st.f_files and count > st.f_favail:  # some count no inodes
+        if st.f_files and count > st.f_favail:  # some file systems count no inodes
             raise DiskFull(
                 f"the file system of {os.fsdecode(target)} can hold {st.f_favail:,} more files "
                 f"(inodes) and {who} has {count:,}: wake on a machine whose file system has more; "
@@ -124,7 +124,7 @@ def check_space(
 
 
 def first_few(words: Sequence[str]) -> list[str]:
-    """The first few, and how many more there are."""
+    """The first few names, and how many more there are."""
     more = len(words) - SHOWN
     return [*words[:SHOWN], *([f"and {more} more"] if more > 0 else [])]
 

@@ -19,13 +19,13 @@ from torpor.shared.codecs.gpu import GpuError
 from torpor.shared.values import GpuUse
 
 CUPY: Final = ("cupy-cuda12x==14.2.0", "numpy>=2,<3")
-"""What an install brings: about 150 MB of wheels."""
+"""The packages that an install brings: about 150 MB of wheels."""
 INSTALL_S: Final = 600.0
 PYTHONS_MAX: Final = 12
-"""Environments that are tried; each takes under a second where CuPy is missing."""
+"""Environments that are tried at most; each takes under a second where CuPy is missing."""
 SEARCH_S: Final = 60.0
 
-_INSTALLED: Final = "cupy"  # in the agent's folder
+_INSTALLED: Final = "cupy"  # a folder in the agent's folder
 _POLL_S: Final = 0.2
 _PLACES: Final = (
     "/venv/*/bin/python", "/opt/conda/bin/python", "/opt/conda/envs/*/bin/python",
@@ -35,7 +35,8 @@ _PLACES: Final = (
 )  # fmt: skip
 _IN_WORKSPACE: Final = (".venv", "venv", "*/.venv", "*/venv")
 
-_lent: Final = threading.Lock()  # of this process: what workers may take is bounded for each
+# one for the process, because the memory of workers is bounded for each process
+_lent: Final = threading.Lock()
 
 
 class MachineGpu:
@@ -116,7 +117,7 @@ class MachineGpu:
 
 
 def _pythons(roots: Sequence[bytes]) -> Iterator[str]:
-    """Environments of this machine, those of the workspace first; each once."""
+    """The Python environments of this machine, those of the workspace first; each once."""
     inside = [
         os.path.join(glob.escape(os.fsdecode(root)), place, "bin", "python")
         for root in roots

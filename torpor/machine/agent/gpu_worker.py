@@ -28,15 +28,15 @@ from torpor.shared.codecs.gpu import GpuError
 from torpor.shared.codecs.layout import Element
 
 START_S: Final = 60.0
-"""To import CuPy, open the GPU and load the kernels: 2 s where nothing is wrong."""
+"""Seconds to import CuPy, open the GPU and load the kernels: 2 s were measured."""
 WORK_S: Final = 20.0
-"""A chunk takes milliseconds, also on a busy GPU."""
-_END_S: Final = 5.0  # for the kernel to take a killed process away
+"""Seconds for one chunk, which takes milliseconds even on a busy GPU."""
+_END_S: Final = 5.0  # seconds for the kernel to remove a killed process
 _POLL_S: Final = 0.1
 
 _KERNELS: Final = Path(gpu_kernels.__file__).parent
-# Makes the one package importable, and nothing else of the agent's: its libraries are built for
-# another Python. The first argument is the package's folder.
+# The code that makes one package importable, and nothing else of the agent's, whose libraries are
+# built for another Python. Its first argument is the package's folder.
 _BOOT: Final = """
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("gpu_kernels", sys.argv[1] + "/__init__.py")
@@ -148,7 +148,7 @@ class GpuWorker:
         self._closed = True
         self._kill()
         for _ in range(SLOTS):
-            slot = self._slots.get()  # whoever has it gives it back within WORK_S
+            slot = self._slots.get()  # each thread gives its slot back within WORK_S
             if slot is not None:
                 slot.socket.close()
         self._slots.put(None)
@@ -201,7 +201,7 @@ class GpuWorker:
         return str(told["gpu"])
 
     def _failed(self, why: str) -> GpuError:
-        with self._lock:  # the others fail because this one has killed it
+        with self._lock:  # threads that fail after this have failed because the worker was killed
             self._why = self._why or why
         self._kill()
         return GpuError(self._why)
@@ -218,7 +218,8 @@ class GpuWorker:
 
     def _kill(self) -> None:
         self._process.kill()
-        with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel: it holds nobody up
+        # the process hangs in the kernel: do not wait for it
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
 
 

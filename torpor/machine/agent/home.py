@@ -1,4 +1,4 @@
-"""The agent's folder on the machine. A marker file says that it is ours."""
+"""The agent's folder HOME on the machine. A marker file in it says that the folder is torpor's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from torpor.shared.errors import AgentLost, InvalidInput, MachineUnfit
 SOCKET: Final = "agent.sock"  # connected to by its relative name: sun_path holds 108 bytes
 START_LOCK: Final = "agent.start"
 LIFE_LOCK: Final = "agent.alive"
-"""Held as long as the agent lives. It holds the process id, and ``busy`` while a run is active."""
+"""A file that is locked as long as the agent lives. It holds the process id, and ``busy`` while a
+run is active."""
 BUNDLES: Final = "bundles"
 
 
@@ -35,7 +36,8 @@ def enter_home(home: Path) -> Path:
         raise MachineUnfit(
             f"the agent's folder {home} belongs to user {facts.st_uid}, not to {os.geteuid()}"
         )
-    found = os.listdir(".")  # before the look for the marker: another start may make it meanwhile
+    # listed before the look for the marker, which another start may make meanwhile
+    found = os.listdir(".")
     if not os.path.lexists(MARKER):
         if any(name != BUNDLES for name in found):
             raise MachineUnfit(
@@ -77,8 +79,8 @@ def hold_life_lock(home: Path) -> int | None:
 
 
 def note_busy(home: Path, busy: bool) -> None:
-    """Say in the agent's file whether a run is active. The sampler reads it: what a run of torpor
-    does is not the user's work."""
+    """Write into the agent's life lock whether a run is active. The sampler reads it: what a run of
+    torpor does is not the user's work."""
     fd = os.open(home / LIFE_LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(fd, f"{os.getpid()} {'busy' if busy else '    '}\n".encode("ascii"), 0)
@@ -99,8 +101,8 @@ def agent_alive(home: Path) -> bool:
 
 
 class OwnHome:
-    """Whether HOME is still as the agent that lives in it made it: a user's program may remove it,
-    or some of it (`rm -rf ~/.*`)."""
+    """Knows whether HOME is still as its living agent made it: a user's program may remove it, or
+    some of it (`rm -rf ~/.*`)."""
 
     def __init__(self, home: Path) -> None:
         self._home: Final = home
@@ -108,23 +110,24 @@ class OwnHome:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the agent's lock is surely not there any more: another agent may live."""
+        """Whether the agent's lock file has certainly been removed: another agent may live in
+        HOME."""
         try:
             return self._ours is not None and _identity(self._home / LIFE_LOCK) != self._ours
         except OSError:
             return False
 
     def mark(self) -> None:
-        """Make the marker again where it is missing. Without it, no agent starts in HOME. A folder
-        without the agent's lock is somebody else's, and gets none."""
+        """Make the marker again where it is missing, because no agent starts in a HOME without it.
+        A folder without the agent's lock belongs to somebody else, and gets no marker."""
         with suppress(OSError):  # HOME is unknown, or its disk is full: the next look tries again
             if self._ours is not None and _identity(self._home / LIFE_LOCK) == self._ours:
                 mark_home(self._home, again=True)
 
 
 def was_marked_again(home: Path) -> bool:
-    """Whether HOME was marked after its user had removed it, or its marker, or has none now: not
-    all in it may be torpor's."""
+    """Whether HOME was marked again after its user had removed it or its marker, or has no marker
+    now: some of its files may not be torpor's."""
     try:
         return os.stat(home / MARKER).st_size > 0
     except OSError:
@@ -132,7 +135,7 @@ def was_marked_again(home: Path) -> bool:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Which file it is; None for none. OSError where that is unknown."""
+    """The identity of a file; None where there is none. OSError where it is unknown."""
     try:
         facts = path.stat()
     except (FileNotFoundError, NotADirectoryError):

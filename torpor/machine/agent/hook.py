@@ -1,4 +1,4 @@
-"""Run a command of the user on the machine, within a run."""
+"""Runs a command of the user on the machine, within a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLL_S: Final = 0.2
 
 
 class Hook(NamedTuple):
-    """What the command is called, and where it stands."""
+    """A command of the user: its name in messages, and the setting that holds it."""
 
     name: str
     setting: str
@@ -113,12 +113,14 @@ def _with_room(folder: str | None) -> IO[bytes]:
 
 
 class _Words:
-    """The end of a file to which others append. ``trim`` cuts off the rest while they run."""
+    """The end of a file to which other processes append. ``trim`` cuts off the rest while they
+    run."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._fd = file.fileno()
         self._before = b""
-        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)  # every process that inherits it shares them
+        # every process that inherits the descriptor shares its flags
+        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
         fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_APPEND)
 
     def trim(self) -> None:

@@ -14,8 +14,9 @@ from torpor.shared.values import learned
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
-    """``boot``: a machine that was restarted may have lost its last writes. ``lapsed``: names were
-    in use before the machine was started again."""
+    """The record of names in use. ``boot``: the machine's boot, because a machine that was
+    restarted may have lost its last writes. ``lapsed``: names were in use before the machine was
+    started again."""
 
     identity: bytes
     boot: str
@@ -32,7 +33,7 @@ class InUse:
     not be set on them.
 
     Kept in the file ``path`` for one restore (its journal's ``identity``) and one boot. ``lapsed``:
-    of an earlier boot, nobody knows any more what programs have changed.
+    the record is of an earlier boot, so that it is unknown what programs have changed.
     """
 
     def __init__(self, path: Path, identity: bytes) -> None:
@@ -44,7 +45,7 @@ class InUse:
         try:
             record = msgspec.msgpack.decode(path.read_bytes(), type=learned(_Record))
         except (FileNotFoundError, msgspec.MsgspecError):
-            return  # absent or damaged: everything is compared in the end
+            return  # no record or a damaged one: everything is compared in the end
         if record.identity != identity:
             return
         if record.boot != boot_id():
@@ -58,7 +59,7 @@ class InUse:
         self.attributes.warnings += record.warnings
 
     def add(self, signatures: Mapping[int, Signature | None]) -> None:
-        """From now on these are in use, with the others."""
+        """Add names that are in use from now on."""
         self.signatures = {**self.signatures, **signatures}
         attributes = self.attributes
         record = _Record(

@@ -50,18 +50,18 @@ from torpor.shared.wire.machine import Bye
 from torpor.shared.wire.protocol import request_line
 
 LEFT_GRACE_S: Final = 10.0
-"""How long processes of an earlier attempt get between SIGTERM and SIGKILL."""
+"""Seconds that processes of an earlier attempt get between SIGTERM and SIGKILL."""
 MOST_GRACE_S: Final = 3600.0
 LEAVE_S: Final = 5.0
-"""A supervisor that has nothing to do leaves within this time."""
+"""Seconds within which a supervisor leaves that has nothing to do."""
 CANARY_S: Final = 60.0
 SETTLE_S: Final = 60.0
-"""A supervisor starts, writes that its command has ended, or leaves, within this time."""
+"""Seconds within which a supervisor starts, writes that its command has ended, or leaves."""
 _UNWRITABLE: Final = (
     *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
     *(errno.EACCES, errno.EPERM, errno.EROFS),
 )
-"""No other try writes there."""
+"""Errors of writing that another try does not mend."""
 _POLL_S: Final = 0.02
 _VARIABLE: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 
@@ -69,14 +69,15 @@ _VARIABLE: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 def start_job(
     request: StartJob, call: Call, supervise: list[str], autosaves: list[str]
 ) -> JobState:
-    """``supervise`` and ``autosaves`` are the argv that start such a process."""
+    """Start the job's command. ``supervise`` and ``autosaves`` are the argv that start a supervisor
+    and an autosave process."""
     request = _resolved(request)
     workspace = workspace_name(request.workspace) if request.workspace else None
     folder = JobFolder(call.home, request.job)
     folder.make()
     _remove_logs(call.home, request)
     if workspace is not None and folder.look()[0].state != "running":
-        end_their_saves(workspace, call)  # else an older one that saves would not leave
+        end_their_saves(workspace, call)  # otherwise an older supervisor that saves would not leave
     lock = _lock_to_start(folder, request.attempt, call)
     if lock is None:
         return _look(folder, call)[0]
@@ -104,7 +105,7 @@ def start_job(
 
 
 def look_at_job(request: LookAtJob, call: Call, autosaves: list[str]) -> JobLook:
-    """``autosaves`` as in ``start_job``."""
+    """The state of the command. ``autosaves`` as in ``start_job``."""
     state, kept = _look(JobFolder(call.home, request.job), call)
     if kept is None:
         return JobLook(state, "", request.offset)
@@ -113,7 +114,7 @@ def look_at_job(request: LookAtJob, call: Call, autosaves: list[str]) -> JobLook
     try:
         piece = log.read(kept.log, request.offset, request.most_bytes, state.log_from, whole=ended)
         return JobLook(state, piece.text, piece.offset, log.size_of(kept.log))
-    except OSError as error:  # its folder became a file, for example
+    except OSError as error:  # the folder may have become a file, for example
         return JobLook(state, "", request.offset, unread=error.strerror or str(error))
 
 
@@ -139,7 +140,8 @@ def stop_job(request: StopJob, call: Call) -> JobState:
 
 
 def try_freezing(request: TryFreezing, call: Call, canary: list[str]) -> Tried:
-    """``canary``: the argv of a process that flies it, apart from this one and its threads."""
+    """Answer TryFreezing. ``canary``: the argv of a process that flies the canary, apart from this
+    process and its threads."""
     said = _try_freezing(request, canary)
     programs = list(look_at(call.home, request.programs))
     return msgspec.structs.replace(said, programs=programs, host=host())
@@ -162,8 +164,8 @@ def _try_freezing(request: TryFreezing, canary: list[str]) -> Tried:
 
 
 def dismiss_supervisors(home: Path) -> None:
-    """Before HOME is removed. WorkspaceBusy while a command runs, or what its supervisor still has
-    to do."""
+    """End all supervisors before HOME is removed. WorkspaceBusy while a command runs, or while its
+    supervisor still has something to do."""
     for folder, kept in all_kept(home):
         if kept.at_work:
             raise WorkspaceBusy(
@@ -211,12 +213,13 @@ def _lock_to_start(folder: JobFolder, attempt: int, call: Call) -> int | None:
         if (lock := folder.take()) is not None:
             if not lives:
                 return lock
-            os.close(lock)  # somebody has removed the lock: the supervisor takes it again
+            os.close(lock)  # somebody has removed the lock file: the supervisor makes it again
         elif kept is not None and kept.supervisor.lives:
             if state.attempt >= attempt or state.state == "running":
                 return None
             left = partial(of_supervisor, folder.path, kept.supervisor)
-            end_processes(left, LEFT_GRACE_S, call.check)  # without it, init adopts them
+            # without the supervisor, init adopts the processes
+            end_processes(left, LEFT_GRACE_S, call.check)
             _ask_to_leave(folder, state.attempt)
         call.check()
         if time.monotonic() >= give_up:
@@ -228,8 +231,8 @@ def _lock_to_start(folder: JobFolder, attempt: int, call: Call) -> int | None:
 
 
 def _look(folder: JobFolder, call: Call) -> tuple[JobState, Kept | None]:
-    """How the command stands, and what its supervisor wrote. Where somebody has removed that, wait
-    until its supervisor has written it again. AgentLost where that does not happen."""
+    """The state of the command, as its supervisor wrote it. If somebody has removed the file, wait
+    until the supervisor has written it again. AgentLost where that does not happen."""
     give_up = time.monotonic() + SETTLE_S
     while (seen := folder.look())[1] is None and folder.has_supervisor:
         call.check()
@@ -244,7 +247,7 @@ def _look(folder: JobFolder, call: Call) -> tuple[JobState, Kept | None]:
 
 @contextmanager
 def _none_starts(folder: JobFolder, call: Call) -> Iterator[None]:
-    """Wait until no start is under way, and keep others out where no supervisor lives."""
+    """Wait until no start is under way. If no supervisor lives, keep other starts out meanwhile."""
     give_up = time.monotonic() + SETTLE_S
     while (lock := folder.take()) is None:
         kept = folder.look()[1]
@@ -261,7 +264,7 @@ def _none_starts(folder: JobFolder, call: Call) -> Iterator[None]:
 
 def _remove_logs(home: Path, request: StartJob) -> None:
     for job in request.forget:
-        with suppress(OSError):  # it was moved away; or a later job removes it
+        with suppress(OSError):  # the log was moved away; or a later job removes it
             os.unlink(f"{os.path.dirname(request.log)}/{JobFolder(home, job).job}.log")
 
 

@@ -23,7 +23,7 @@ class KeptPacks:
         self._folder = folder
         self._room = most_bytes
         self._lock = threading.Lock()
-        self._runs: dict[bytes, dict[int, int]] = {}  # pack: where a chunk begins and ends
+        self._runs: dict[bytes, dict[int, int]] = {}  # by pack: where a chunk begins and ends
         folder.mkdir(mode=0o700)
 
     def keep(self, pack: bytes, offset: int, stored: Buffer) -> None:

@@ -22,8 +22,9 @@ from torpor.shared.wire.snapshot import KnownSnapshot
 
 
 class KnownFiles:
-    """Grows from pass to pass. ``held``: the names, with the content of files that were read;
-    ``before``: those of the last snapshot here, else of the workspace's newest, until a walk.
+    """What a run knows of the workspace's files and of chunks in the store; grows from pass to
+    pass. ``held``: the names, with the content of files that were read; ``before``: those of the
+    last snapshot here, else of the workspace's newest, until a walk.
 
     ``index``: the tree as this machine last knew it, if the store has it; ``resumable``: packs that
     earlier runs stored.
@@ -49,7 +50,7 @@ class KnownFiles:
                 snapshot for snapshot in snapshots if snapshot.root != index.root.hex()
             ]
         self.before = before
-        self.newest_roots: list[str] = []  # of the newest snapshot, if nothing else is known
+        self.newest_roots: list[str] = []  # roots of the newest snapshot, if nothing else is known
 
     def take_up(self, resumed: Sequence[ObjectKey]) -> None:
         """Name the ``resumable`` packs that the store still has. Once a run."""

@@ -34,7 +34,7 @@ class Log:
         with self._lock:
             try:
                 self._append(data)
-            except OSError:  # a full disk: the request's own answer reports it
+            except OSError:  # a full disk: the answer to the request itself reports it
                 return
 
     def _append(self, data: bytes) -> None:
@@ -63,7 +63,7 @@ def _secrets(value: object, depth: int, name: str = "") -> Iterator[str]:
     if name == "environment" and depth == 1 and isinstance(value, dict):
         yield from (text for text in value.values() if isinstance(text, str) and text)
         return
-    # A workspace key is the text under `key` at the top; deeper, `key` names an object.
+    # A workspace key is the text under `key` at the top level; deeper, `key` names an object.
     if isinstance(value, str):
         if value and (name == "url" or (name == "key" and depth == 1)):
             yield value

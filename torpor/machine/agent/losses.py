@@ -30,14 +30,14 @@ from torpor.shared.wire.losses import LeftBehind, LinkOut, LookAtHomes, LookForL
 from torpor.shared.wire.snapshot import UserFiles
 
 LINKS_S: Final = 10.0
-"""How long to look where links lead. A link whose data was not looked at until then keeps the
+"""Seconds for the look where links lead. A link whose data was not looked at by then keeps the
 machine."""
 HOMES_S: Final = 20.0
-"""How long one look at the homes alone may take; it is unknown then what is there."""
+"""Seconds for one look at the homes alone. After that, what is in them counts as unknown."""
 _STOP_S: Final = 2.0
 _POLL_S: Final = 0.2
 _SOON_NS: Final = 900 * 10**9
-"""A machine that torpor rents has the agent within this time of its start."""
+"""Nanoseconds from the start of a rented machine within which it has the agent."""
 _NOTHING: Final = LeftBehind("/", 0, 0, 0.0)
 
 
@@ -47,7 +47,8 @@ class LookBehind:
     def __init__(self, home: Path, roots: Sequence[bytes]) -> None:
         self._home = home
         self._roots = list(roots)
-        shares_host = MACHINE_VARIABLE in os.environ  # then only its home is the machine's
+        # then only the machine's home belongs to the machine
+        shares_host = MACHINE_VARIABLE in os.environ
         self._top = os.path.realpath(os.path.expanduser("~")) if shares_host else "/"
         self._since_ns = 0 if shares_host else machine_began_ns(home)
         self._first_ns = 0 if shares_host else first_start_ns(self._since_ns)
@@ -95,9 +96,9 @@ class LookBehind:
         return found
 
     def losses(self, request: LookForLosses, entries: Sequence[Entry] | None, call: Call) -> Losses:
-        """The losses found. ``entries``: those of the last pass, for their links. What a user has
-        written in a home is looked for by itself: the process has begun with the first pass, and
-        may not come to its end."""
+        """The losses found. ``entries``: those of the last pass, for their links. The homes are
+        looked at separately, because the process begins with the first pass and may not come to its
+        end."""
         if request.whole:
             self.begin(request)
         if request.wait_s == 0:
@@ -110,7 +111,8 @@ class LookBehind:
 
         since_ns = self._since_ns if request.rented else self._first_ns if request.whole else None
         mounts = Mounts.of_this_machine(request.volumes)
-        older = request.whole and not request.rented  # its user's disks outlive a restart
+        # disks of a machine that its user rents outlive a restart
+        older = request.whole and not request.rented
         left_out = self._left_out(request)
         looks = LinksOut(self._roots, left_out, since_ns, mounts, stop, self._top, older)
         links, count = looks.find(entries or [])
@@ -155,13 +157,11 @@ class LookBehind:
 
 
 def machine_began_ns(home: Path) -> int:
-    """Since when a file that came or changed is the user's.
-
-    The agent's folder is made after the image of a rented machine is unpacked and before the user
-    gets the machine. If the machine started long before the folder was made, the start counts: the
-    clock was set since, or the folder was made again. The start also counts where the folder's
-    marker is gone, or says that it was made again. Where neither is known, every file counts.
-    """
+    """The time from which a file that came or changed is the user's. The agent's folder is made
+    after the image of a rented machine is unpacked and before the user gets the machine. If the
+    machine started long before the folder was made, the start counts: the clock was set since, or
+    the folder was made again. The start also counts where the folder's marker is gone, or says that
+    it was made again. If neither time is known, every file counts."""
     started_ns = _started_ns()
     try:
         facts = os.stat(home / MARKER)
@@ -176,12 +176,10 @@ def machine_began_ns(home: Path) -> int:
 
 
 def first_start_ns(began_ns: int, keys: Path = Path("/etc/ssh")) -> int:
-    """Since when a file may be the user's on a machine that torpor did not rent: its user worked
-    there before the agent came, and may have restarted it since.
-
-    The SSH host keys are made at the first start. Where they came with the image, the time is too
-    early, and too much is named.
-    """
+    """The time from which a file may be the user's on a machine that torpor did not rent: its user
+    worked there before the agent came, and may have restarted it since. It is the time of the SSH
+    host keys, which are made at the first start. If the keys came with the image, the time is too
+    early, and too many files are named."""
     known = [began_ns, _started_ns()]
     for key in keys.glob("ssh_host_*_key"):
         try:
@@ -205,7 +203,7 @@ def _started_ns() -> int | None:
 
 
 def _started(where: Where) -> subprocess.Popen[bytes]:
-    bundle = Path(__file__).parents[3]  # where our packages are, also outside of a bundle
+    bundle = Path(__file__).parents[3]  # the folder of torpor's packages, also outside of a bundle
     process = subprocess.Popen(
         [sys.executable, "-s", "-E", "-X", "utf8", "-m", "torpor.machine.tree.left_behind"],
         cwd=bundle,
@@ -214,10 +212,10 @@ def _started(where: Where) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    stdin, process.stdin = process.stdin, None  # a later `communicate` only reads
+    stdin, process.stdin = process.stdin, None  # so that a later `communicate` only reads
     if stdin is not None:
         with suppress(BrokenPipeError), stdin:
-            stdin.write(json.dumps(msgspec.to_builtins(where)).encode())  # names are any bytes
+            stdin.write(json.dumps(msgspec.to_builtins(where)).encode())  # names may be any bytes
     return process
 
 
@@ -250,7 +248,7 @@ def _unknown(why: str) -> Found:
 
 
 def _found(complete: bool, unseen: Sequence[str] = ()) -> Found:
-    """Nothing, as far as is known."""
+    """An answer without losses, as far as is known."""
     user_unseen = [] if complete else [HOMES_CUT]
     return Found(complete, _NOTHING, [], [], [], 0, [], 0, [*unseen], [], _NOTHING, user_unseen)
 

@@ -1,4 +1,4 @@
-"""Read the manifest that the control side grants."""
+"""Reads the manifest that the control side grants."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def read_wanted(
     wanted: OfSnapshot[Any], seal: Seal, transfer: Transfer, *, any_paths: bool = False
 ) -> Wanted:
     """The manifest, checked whole; SnapshotDamaged when it is not the one that the control side
-    read, OtherPaths when it names directories that it may not. ``any_paths``: it decides nothing by
-    them."""
+    read, OtherPaths when it names directories that are not allowed. ``any_paths``: allow any, for a
+    caller that writes nothing to them."""
     what = f"snapshot {wanted.snapshot}"
     whole = [Range(0, wanted.manifest_bytes)]
     blob = bytes(next(transfer.get_ranges(wanted.grant, whole)))

@@ -1,14 +1,15 @@
-"""How the agent's own memory allocator deals with chunks."""
+"""Settings of this process's memory allocator for chunks."""
 
 from __future__ import annotations
 
 import ctypes
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8  # malloc.h
-_LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc takes no more
+_LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc takes no larger value
 _KEPT_BYTES = 128 << 20
 _TOP_PAD_BYTES = 16 << 20
-_ARENAS = 2  # the interpreter's lock lets few threads ask at once; each more keeps 30 MiB
+# the interpreter's lock lets few threads allocate at once; each further arena keeps 30 MiB
+_ARENAS = 2
 
 
 def keep_freed_chunks() -> None:
@@ -27,8 +28,8 @@ def keep_freed_chunks() -> None:
 
 
 def return_freed() -> None:
-    """Give the kernel what was freed and kept: other work begins, which needs room for the names of
-    a whole tree."""
+    """Give the kernel the memory that was freed and kept. Called when other work begins that needs
+    room for the names of a whole tree."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -21,7 +21,7 @@ class _Group(NamedTuple):
     used: str
     peak: str
     kills: str
-    cache: tuple[str, ...]  # keys of memory.stat: the kernel takes these pages back
+    cache: tuple[str, ...]  # keys of memory.stat whose pages the kernel can take back
 
 
 _VERSION_2: Final = (
@@ -35,7 +35,7 @@ _VERSION_1: Final = (
 
 
 class Room(NamedTuple):
-    """In bytes. ``peak`` is the most that was in use; 0 where the kernel does not say."""
+    """Memory in bytes. ``peak`` is the most that was in use; 0 where the kernel does not say."""
 
     limit: int
     used: int
@@ -53,8 +53,8 @@ class Room(NamedTuple):
 
 
 def room(root: Path = Path("/")) -> Room | None:
-    """The tightest of the host and of the control groups around this process; None where nothing
-    says. ``root`` is the folder that holds ``proc`` and ``sys``."""
+    """The memory limit of the host or of a control group around this process, whichever leaves
+    least; None where none is known. ``root`` is the folder that holds ``proc`` and ``sys``."""
     rooms = [_room_of(group) for group in _groups(root)]
     with suppress(OSError, KeyError, ValueError):
         host = _numbers((root / "proc/meminfo").read_text("ascii", "replace").replace(":", ""))
@@ -68,7 +68,8 @@ def memory_kills(root: Path = Path("/")) -> int:
     for want of memory; 0 where it does not say."""
     groups = list(_groups(root))
     if groups and groups[0].kills == _VERSION_2[3]:
-        groups.reverse()  # those around a group count its kills as well: another login sees them
+        # a group's counter includes its kills in inner groups, which another login sees
+        groups.reverse()
     for file in [*(group.folder / group.kills for group in groups), root / "proc/vmstat"]:
         with suppress(OSError, KeyError, ValueError):
             return _numbers(file.read_text("ascii", "replace"))["oom_kill"]
@@ -76,7 +77,7 @@ def memory_kills(root: Path = Path("/")) -> int:
 
 
 def _groups(root: Path) -> Iterator[_Group]:
-    """That of this process, and those around it."""
+    """The control group of this process, and the groups around it."""
     found: list[tuple[Path, Path, tuple[str, str, str, str, tuple[str, ...]]]] = []
     with suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text("utf-8", "replace").splitlines():
@@ -86,7 +87,8 @@ def _groups(root: Path) -> Iterator[_Group]:
             elif "memory" in names.split(","):
                 found.append((root / "sys/fs/cgroup/memory", Path(path.lstrip("/")), _VERSION_1))
     for mounted, inner, files in found:
-        # A container may see its own group mounted at the top, beside the host's name for it.
+        # A container may see its own group mounted at the top, while the host's name for it is
+        # shown.
         places = [mounted / inner, *(mounted / part for part in inner.parents)]
         for folder in dict.fromkeys(places):
             if (folder / files[1]).exists():

@@ -1,4 +1,4 @@
-"""Whether the agents of a HOME are ended by the kernel for want of memory, one after another."""
+"""Whether the kernel ends the agents of a HOME for want of memory, one after another."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from torpor.shared.errors import MachineUnfit
 
 _RECORD: Final = "agent.memory"
 _MOST: Final = 2
-"""Agents that end so. The second has worked at one part at a time, so a third would end as well."""
+"""How many agents may end for want of memory. The second one has worked at one part at a time, so a
+third would end as well."""
 
 
 class MemoryTrouble:
-    """The record of it. It holds the kernel's counter at the start of the agent that runs, and how
-    many before it were ended. An agent that leaves by itself removes the record."""
+    """The record of agents that the kernel has ended. It holds the kernel's counter at the start of
+    the running agent, and how many agents before it were ended. An agent that leaves by itself
+    removes the record."""
 
     root: ClassVar[Path] = Path("/")
 
@@ -25,7 +27,7 @@ class MemoryTrouble:
 
     @property
     def has_been(self) -> bool:
-        """Whether the agent before this one was ended so."""
+        """Whether the kernel has ended the agent before this one."""
         return self._read()[1] > 0
 
     def check(self) -> None:
@@ -36,7 +38,7 @@ class MemoryTrouble:
         if before is not None and kills > before:
             ended = ended_before + 1
         if ended < _MOST:
-            with suppress(OSError):  # a full disk: its own message says so
+            with suppress(OSError):  # a full disk: its own error reports that
                 self._record.write_text(f"{kills} {ended}\n")
             return
         self.forget()

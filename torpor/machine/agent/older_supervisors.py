@@ -32,7 +32,8 @@ _NO_GRANTS: Final[dict[str, Any]] = {
 
 
 def end_their_saves(workspace: WorkspaceName, call: Call) -> None:
-    """End all of them but a save after a notice that runs. MachineError where one may go on."""
+    """End all saves of older supervisors except a running save after a notice. MachineError where
+    one may go on."""
     for folder, kept in _that_save(call.home, workspace):
         args = {"job": folder.job, "workspace": workspace, **_NO_GRANTS}
         line = encode_line({"id": call.request_id, "op": "job.standby", "args": args})
@@ -53,10 +54,11 @@ def older_that_saves(home: Path, workspace: WorkspaceName) -> str:
 
 
 def _that_save(home: Path, workspace: WorkspaceName) -> list[tuple[JobFolder, Kept]]:
-    """But for those whose command is frozen: they save nothing, and would leave without grants."""
+    """The older supervisors that save, except those whose command is frozen: they save nothing, and
+    would leave without grants."""
     found = []
     for folder in job_folders(home):
-        with suppress(MachineError, OSError):  # nobody can know it of what cannot be read
+        with suppress(MachineError, OSError):  # what cannot be read cannot be known
             kept = folder.read()
             if kept is None or not kept.supervisor.lives or kept.state.frozen:
                 continue
@@ -66,7 +68,8 @@ def _that_save(home: Path, workspace: WorkspaceName) -> list[tuple[JobFolder, Ke
 
 
 def _has_grants(folder: JobFolder, workspace: WorkspaceName) -> bool:
-    """Whether an older supervisor has written that it got grants, and not that it has none."""
+    """Whether an older supervisor has written that it got grants, and has not written that it has
+    none."""
     try:
         kept = json.loads((folder.path / "state").read_bytes())
     except (OSError, ValueError):

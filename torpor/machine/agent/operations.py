@@ -78,7 +78,8 @@ B = TypeVar("B", bound=BeginsRun[Any])
 Q = TypeVar("Q", bound=OfRun[Any])
 R = TypeVar("R", bound=AgentRun)
 Turn = Callable[[AgentRun, Call], AbstractContextManager[None]]
-"""What a request waits for and holds while it is served: other requests of its run, or a worker."""
+"""What a request waits for and holds while it is served, so that other requests of its run, or a
+worker, are excluded."""
 
 
 def operations(
@@ -169,8 +170,8 @@ class _Serving(Generic[R]):
         return handler
 
     def during(self, method: Callable[[R, Q, Call], A], *turns: Turn) -> Callable[[Q, Call], A]:
-        """Serve a request of a run that has begun, after waiting for its ``turns``: at any time
-        where there are none."""
+        """Serve a request of a run that has begun, after waiting for its ``turns``. Without turns
+        it is served at any time."""
 
         def handler(request: Q, call: Call) -> A:
             run = self._runs.get(self._kind, request.run)
@@ -188,7 +189,7 @@ def _holds(run: AgentRun, request: Hold, call: Call) -> Held:
 
 
 def _compare(run: RestoreRun, request: CheckRestore, call: Call) -> Checked:
-    return run.compare(request, call)  # a path's run has one of its own
+    return run.compare(request, call)  # a path's run has a compare of its own
 
 
 def _measure_line(request: MeasureThroughput, call: Call) -> Throughput:

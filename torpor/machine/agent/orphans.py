@@ -1,4 +1,4 @@
-"""Find runs that have lost their control side."""
+"""Finds runs that have lost their control side."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 
 class Orphans:
-    """Runs by the connections whose requests named them. Its owner calls under one lock.
+    """Runs by the connections whose requests named them. All calls are made under the owner's lock.
 
     Another connection does not keep a run alive: a second control side that waits for the workspace
     would otherwise wait forever for one that was killed.
@@ -18,12 +18,12 @@ class Orphans:
         self._alone_since: dict[str, float] = {}
 
     def named(self, connection: Hashable, run: str) -> None:
-        """A request of ``connection`` works on ``run``."""
+        """Note that a request of ``connection`` works on ``run``."""
         self._named.setdefault(connection, set()).add(run)
         self._alone_since.pop(run, None)
 
     def gone(self, connection: Hashable) -> None:
-        """The connection ended."""
+        """Note that the connection has ended."""
         left = self._named.pop(connection, set())
         for run in left.difference(*self._named.values()):
             self._alone_since[run] = time.monotonic()

@@ -51,7 +51,7 @@ class PackServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop accepting, and close the open connections."""
+        """Stop accepting connections, and close the open ones."""
         self._server.shutdown()
         self._server.server_close()
         self._server.drop_all()
@@ -91,7 +91,7 @@ class _Server(ThreadingHTTPServer):
             request = self._secured(request)
             request.do_handshake()
             self.finish_request(request, client_address)
-        except OSError:  # it disconnected, or is not our client
+        except OSError:  # the client has disconnected, or is not ours
             pass
         finally:
             self.shutdown_request(request)
@@ -113,7 +113,8 @@ class _Server(ThreadingHTTPServer):
                 continue
 
     def _secured(self, request: socket.socket) -> ssl.SSLSocket:
-        """The connection with its handshake still to come, so that it can be dropped in that."""
+        """The connection with its handshake still to come, so that the connection can be dropped
+        during the handshake."""
         with self._lock:
             if self._dropped:
                 raise ConnectionAbortedError
@@ -159,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, fd: int, start: int, end: int) -> None:
         while start < end:
             data = os.pread(fd, min(_SLICE_BYTES, end - start), start)
-            if not data:  # removed meanwhile
+            if not data:  # the pack was removed meanwhile
                 self.close_connection = True
                 return
             self.wfile.write(data)
@@ -174,8 +175,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def trusting(certificate: str) -> ssl.SSLContext:
-    """TLS to the one server that has this certificate, whatever its name; StoreError for what is no
-    certificate."""
+    """A TLS context that trusts the one server with this certificate, whatever the server's name;
+    StoreError for text that is no certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the certificate itself is the identity
@@ -188,8 +189,8 @@ def trusting(certificate: str) -> ssl.SSLContext:
 
 
 def _bound(host: str) -> tuple[str, int]:
-    """Loopback if the machine is reached there; otherwise every interface, because a machine often
-    does not have the address at which others reach it."""
+    """The address to listen on: loopback if the machine is reached there; otherwise every
+    interface, because a machine often does not have the address at which others reach it."""
     if host == "localhost":
         return "127.0.0.1", 0
     try:

@@ -19,23 +19,23 @@ from torpor.shared.values import MIB, Grant
 from torpor.shared.wire.snapshot import PassesOutcome
 
 SHARES: Final = 4 * WORKERS
-"""The most shares of a pass. Each ends with a pack of its own, which may be small."""
+"""The most shares of a pass. Each share ends with a pack of its own, which may be small."""
 SHARE_BYTES: Final = 8 * MIB
-"""The least that a share holds. A small workspace is stored by every worker, too."""
+"""The least bytes of a share, so that every worker takes part also in a small workspace."""
 
 Check = Callable[[], None]
 
 
 class Workers(NamedTuple):
-    """At most so many threads, each of which works within a ``turn``."""
+    """At most this many threads, each of which works within a ``turn``."""
 
     most: int
     turn: Callable[[Check], AbstractContextManager[None]]
 
 
 class Means(NamedTuple):
-    """What a pass is stored with. ``grants``: those that are left, for one share. ``sender``: one
-    that also stops when its argument says so. ``check`` may raise RunCancelled."""
+    """What a pass is stored with. ``grants``: the grants that are left, for one share. ``sender``:
+    a transfer that also stops when its argument says so. ``check`` may raise RunCancelled."""
 
     grants: Callable[[], Iterable[Grant]]
     sender: Callable[[Callable[[], bool]], Transfer]
@@ -45,8 +45,8 @@ class Means(NamedTuple):
 
 
 class Pass:
-    """The last walk of the workspace, and what is left to be read after it. ``found``: what to
-    answer of it; ``began_s``: when, by the monotonic clock."""
+    """The last walk of the workspace, and what is left to be read after it. ``found``: what the
+    answer says of the walk; ``began_s``: when the walk began, by the monotonic clock."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class Pass:
 
     @property
     def packs(self) -> int:
-        """The most packs that its rest makes; 0 when all is stored."""
+        """The most packs that the rest of the pass makes; 0 when all is stored."""
         return sum(packs_needed(share.left) for share in self._left())
 
     def take_stored(self) -> tuple[int, int]:
-        """The bytes of chunks that it has stored since this was asked last: plain, and stored."""
+        """The bytes of new chunks since the last call: plain, and stored."""
         new = sum(share.new_bytes for share in self._shares)
         stored = sum(share.stored_bytes for share in self._shares)
         for share in self._shares:
@@ -77,15 +77,17 @@ class Pass:
         return new, stored
 
     def store(self, means: Means) -> None:
-        """Store the rest. When a share fails, the others stop; those that lack a grant do not stop
-        those that have one. Raises what failed first, and GrantExpired if nothing else did."""
+        """Store the rest of the pass. When a share fails, the others stop; shares that lack a grant
+        do not stop those that have one. Raises what failed first, and GrantExpired if nothing else
+        did."""
         left = self._left()
         work = _Work(means, self.source, left, self._moved)
         helpers = [
-            threading.Thread(target=work.run, name="store", daemon=True)  # no agent waits for it
+            # the agent does not wait for these threads when it ends
+            threading.Thread(target=work.run, name="store", daemon=True)
             for _ in range(min(len(left), means.workers.most) - 1)
         ]
-        with suppress(RuntimeError):  # the system starts no more threads: fewer do it, too
+        with suppress(RuntimeError):  # the system starts no more threads: fewer threads do the work
             for helper in helpers:
                 helper.start()
         work.run()
@@ -115,7 +117,7 @@ class _Work:
         self._late: GrantExpired | None = None
 
     def run(self) -> None:
-        """Store shares until none waits. What goes wrong is kept for ``raise_first``."""
+        """Store shares until none waits. Errors are kept for ``raise_first``."""
         with suppress(IndexError):
             while self._failed is None and self._late is None:
                 self._store(self._waiting.popleft())

@@ -1,4 +1,5 @@
-"""Another machine as a source of packs: asked first, never trusted, left at the first fault."""
+"""Another machine as a source of packs: it is asked first, never trusted, and left at the first
+fault."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from torpor.shared.values import Grant, ObjectKey
 from torpor.shared.wire.restore import Peer
 
 PEER_S: Final = 5.0
-"""A peer that is silent for this long is not asked again. At the floor rate a request may take this
+"""Seconds after which a silent peer is not asked again. At the floor rate a request may take this
 long."""
 MOST_PEERS: Final = 64
 
@@ -127,7 +128,7 @@ class PeerFirst:
                         if self._peer is None:
                             break
             except StoreError:
-                self._peer = None  # dead, slow, or without the pack
+                self._peer = None  # the peer is dead, slow, or without the pack
         if done < len(ranges):
             yield from self._store.get_ranges(grant, ranges[done:])
 

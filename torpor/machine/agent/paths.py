@@ -34,7 +34,8 @@ from torpor.shared.values import SnapshotId, WorkspaceName
 from torpor.shared.wire.restore import BeginPath, Checked, CheckRestore, RestorePlan
 
 _STAGE: Final = b".torpor-"
-"""A restore is written, finished and compared in a directory of this name, beside its place."""
+"""The prefix of a directory beside the target in which a restore is written, finished and
+compared."""
 
 
 class _Placing(NamedTuple):
@@ -64,7 +65,7 @@ class PathRun(RestoreRun):
         """Read and check the manifest, look at the place, plan what to fetch. Once a run; an
         agent that was restarted goes on with what the lost one has written for this run.
 
-        ``aside``: what has the name already is renamed in the end; otherwise it is refused now.
+        ``aside``: what has the name already is renamed in the end; without it, the call raises.
         """
         if self._begun is None:
             self._begun = self._begin_path(request, call)
@@ -95,7 +96,8 @@ class PathRun(RestoreRun):
         identity = blake3(wanted.root + stage + b"\0" + path).digest()
         journal = RestoreJournal(self.state.folder / "path", identity)
         if not os.path.isdir(stage):
-            journal.clear()  # what it says was written went with a run that was given up
+            # stale journal: its staging directory is gone, with a run that was given up
+            journal.clear()
         goal = Goal(manifest, [stage], seal)
         able = goal.abilities(self.state.probe_note)
         plan = self._plan(goal, request, journal.done() or set(), able)
@@ -122,9 +124,9 @@ class PathRun(RestoreRun):
 
 
 def _without_git(manifest: Manifest, *, whole: bool) -> tuple[Manifest, list[str]]:
-    """The manifest without what has git take a directory for a repository, but for what was chosen,
-    and the names of that: each `.git`, and each file `HEAD`. ``whole``: a `.git` was chosen, which
-    keeps its `HEAD`."""
+    """The manifest without names that have git take a directory for a repository (each `.git`, and
+    each file `HEAD`), except the chosen path itself; and those names. ``whole``: a `.git` was
+    chosen, which keeps its `HEAD`."""
     left_out: list[str] = []
     folders = {entry.path for entry in manifest.entries if entry.kind == DIRECTORY}
 
@@ -154,7 +156,8 @@ def _check_nothing_there(placing: _Placing) -> None:
 
 
 def _put_in_place(placing: _Placing) -> bytes:
-    """Returns the new name of what had the name; empty where nothing had."""
+    """Move the restored name to its place. Returns the new name of what had the name before; empty
+    where nothing had."""
     place, aside = placing.place, b""
     if placing.aside and is_there(place):
         aside = move_aside(place, placing.snapshot)
@@ -176,7 +179,7 @@ def _took_its_name(staged: bytes, place: bytes) -> bool:
     if not stat.S_ISDIR(os.lstat(staged).st_mode):
         return take_name(staged, place)
     try:
-        os.rename(staged, place)  # the kernel refuses where something is in the way
+        os.rename(staged, place)  # the kernel refuses where the name exists
     except OSError:
         if os.path.lexists(place):
             return False

@@ -37,7 +37,7 @@ def preview(request: PreviewSnapshot, call: Call) -> Preview:
     )
     try:
         if request.whole:
-            behind.begin(look)  # beside the walk
+            behind.begin(look)  # runs beside the walk
         seen = walk(roots, held, compile_excludes(request.exclude), call.check)
         entries = seen.names.settled().entries
         left_empty = not used and new.issuperset(roots) and hold_nothing(roots)

@@ -1,4 +1,4 @@
-"""The agent's half of processes of their own: it starts them, and asks them by their sockets."""
+"""Starts processes for the agent, and asks them through their sockets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def start_process(
     argv: Sequence[str], lock: int, line: bytes, call: Call, environment: Mapping[str, str] = {}
 ) -> None:
     """Start a process with a request, and wait until it closes its stdout; raises the error that it
-    says. It holds ``lock`` by a copy of its own."""
+    prints. The process holds ``lock`` by a copy of its own."""
     said, say = os.pipe()
     wanted, want = os.pipe()
     with open(said, "rb") as answer, open(want, "wb") as asked:
@@ -44,7 +44,7 @@ def start_process(
             os.close(wanted)
             os.close(say)
         threading.Thread(target=process.wait, name="agent-process", daemon=True).start()
-        with suppress(BrokenPipeError), asked:  # it has ended
+        with suppress(BrokenPipeError), asked:  # the process has ended
             asked.write(line)
         poll = select.poll()
         poll.register(answer, select.POLLIN)

@@ -39,9 +39,9 @@ from torpor.shared.wire.snapshot import Froze, Program
 GPUS_S: Final = 600.0
 _POLL_S: Final = 0.02
 _SPARE_BYTES: Final = 256 << 20
-"""What must stay free on the disk beside the images: files that other programs write."""
+"""Bytes that must stay free on the disk beside the images, for files that other programs write."""
 _IMAGES: Final = re.compile("[0-9a-f]{12}")
-"""The name of a folder with what is frozen of a program: its job's id."""
+"""The name of a folder with the images of a program: the id of its job."""
 
 
 class Programs:
@@ -55,8 +55,8 @@ class Programs:
         self._frozen: list[Program] = []
 
     def resolved(self, programs: Sequence[Program]) -> list[Program]:
-        """Them, with their images in the workspace as it lies on this machine. InvalidInput for
-        an id that is none."""
+        """The programs with their images in the workspace as it lies on this machine. InvalidInput
+        for a text that is no id."""
         return [
             msgspec.structs.replace(
                 program, images=str(self._folder / JobFolder(self._home, program.job).job)
@@ -65,8 +65,8 @@ class Programs:
         ]
 
     def forget(self, frozen: Sequence[Program]) -> None:
-        """Remove what is frozen of all but these. MachineError where that cannot be, WorkspaceBusy
-        where a job's command is to go on from it."""
+        """Remove the images of all programs except these. MachineError where one cannot be removed,
+        WorkspaceBusy where a job's command is to go on from it."""
         kept = {program.images for program in frozen}
         if self._folder.is_dir() and not self._folder.is_symlink():
             for path in self._folder.iterdir():
@@ -90,7 +90,8 @@ class Programs:
         within_s: float,
         check: Callable[[], None],
     ) -> Iterator[Froze]:
-        """Freeze each ``within_s``, one after another. What is frozen already stays so."""
+        """Freeze the programs one after another, each in at most ``within_s`` seconds. A program
+        that is frozen already stays so."""
         self._frozen = []
         for program in programs:
             check()
@@ -105,8 +106,8 @@ class Programs:
             yield Froze(program.job, size, time.monotonic() - began_s)
 
     def awake(self) -> list[str]:
-        """What was frozen and is not any more, though the run has not ended: somebody let it go
-        on."""
+        """The programs that were frozen and are not any more, though the run has not ended:
+        somebody has let them go on."""
         return [
             f"{PROGRAMS}/{program.job}"
             for program in self._frozen
@@ -114,7 +115,8 @@ class Programs:
         ]
 
     def await_end(self) -> None:
-        """Wait for those that were frozen and killed. MachineError for one that lives on."""
+        """Wait for the end of programs that were frozen and killed. MachineError for one that lives
+        on."""
         until_s = time.monotonic() + HARD_S
         for program in self._frozen:
             folder = JobFolder(self._home, program.job)
@@ -129,7 +131,7 @@ class Programs:
         return frozen_record(len(self._frozen), max(gpus, default=0))
 
     def _freeze(self, program: Program, criu: Path, within_s: float) -> int:
-        """The bytes of its images; 0 where it does not run."""
+        """Freeze one program; returns the bytes of its images, 0 where it does not run."""
         folder = JobFolder(self._home, program.job)
         _, kept = folder.look()
         if kept is not None and _is_frozen(self._home, program):
@@ -151,7 +153,7 @@ class Programs:
         return size
 
     def _check_kept(self, images: Path) -> None:
-        """The snapshot has to hold every one of them."""
+        """Raise where the snapshot would leave some of the images out."""
         for file in (images.parent, images, *images.iterdir()):
             name = file.relative_to(self._folder.parent)
             if self._excluded is not None and self._excluded(os.fsencode(name)):
@@ -160,7 +162,7 @@ class Programs:
 
 def look_at(home: Path, jobs: Sequence[str]) -> Iterator[Froze]:
     """Yield how much memory each program holds, 0 where it does not run, or why it would not be
-    frozen. None is stopped."""
+    frozen. Stops none."""
     for job in jobs:
         folder = JobFolder(home, job)
         try:
@@ -174,8 +176,8 @@ def look_at(home: Path, jobs: Sequence[str]) -> Iterator[Froze]:
 
 
 def let_go_on(home: Path, programs: Sequence[Program]) -> list[str]:
-    """Let the frozen ones of them go on, and remove their images. Returns what went wrong: that is
-    no reason not to let the others go on."""
+    """Let the frozen programs go on, and remove their images. Returns in words what went wrong; a
+    failure does not keep the other programs from going on."""
     faults = []
     for program in programs:
         try:
@@ -190,7 +192,7 @@ def let_go_on(home: Path, programs: Sequence[Program]) -> list[str]:
 
 
 def end_frozen(home: Path, programs: Sequence[Program]) -> None:
-    """Kill those that are frozen: nothing of them is lost."""
+    """Kill the frozen programs, whose memory is in their images."""
     for program in programs:
         if frozen_bytes(Path(program.images)):
             with suppress(TorporError):
@@ -198,7 +200,7 @@ def end_frozen(home: Path, programs: Sequence[Program]) -> None:
 
 
 def _is_awaited(home: Path, images: Path) -> bool:
-    """Whether they hold a job's command that was ended, and its supervisor stays for it."""
+    """Whether the images hold a job's command that was ended, and its supervisor stays for it."""
     if frozen_for(images) is None:
         return False
     kept = JobFolder(home, images.name).read()
@@ -222,7 +224,8 @@ def _tree(folder: JobFolder, kept: Kept | None) -> set[int]:
 
 
 def _check_room(tree: set[int], folder: Path) -> int:
-    """How much memory they hold; CheckpointFailed where the disk of the folder has less free."""
+    """How much memory the processes hold; CheckpointFailed where the folder's disk has less
+    free."""
     needs, free = resident_bytes(tree), shutil.disk_usage(folder).free
     if needs + _SPARE_BYTES > free:
         raise CheckpointFailed(
@@ -238,12 +241,13 @@ def _is_frozen(home: Path, program: Program) -> bool:
     _, kept = folder.look()
     if kept is None:
         return False
-    first = _root_of(kept)[1]  # only waits for the others
+    first = _root_of(kept)[1]  # the first process of the namespace only waits for the others
     return are_stopped([pid for pid in folder.processes(kept) if pid != first])
 
 
 def _root_of(kept: Kept) -> tuple[int, int | None]:
-    """The root of its tree, and where that has a namespace of its own, this one's first process."""
+    """The root of the program's process tree; and if the tree has a namespace of its own, the first
+    process of that namespace."""
     if kept.root is None:
         return kept.command.pid, None
     return kept.root, kept.command.pid

@@ -1,9 +1,9 @@
 """A save that the machine makes by itself when it will be taken away, or every few minutes, in a
 process of its own.
 
-It needs neither the control side nor the agent: it has grants, and what it may not name. The
-control side verifies the snapshot later. docs/contributing/prune.md says why prune does
-it no harm.
+It needs neither the control side nor the agent: its book has the grants, and the packs that a
+manifest may not name. The control side verifies the snapshot later. docs/contributing/prune.md says
+why prune does it no harm.
 """
 
 from __future__ import annotations
@@ -68,32 +68,34 @@ from torpor.shared.wire.snapshot import (
 )
 
 MOST_PASSES: Final = 3
-"""As many passes as the control side makes for a machine that is kept; fewer if time is short."""
+"""Passes of a save at most: as many as the control side makes for a machine that is kept; fewer if
+time is short."""
 WAIT_S: Final = 600.0
-"""How long a run that holds the workspace is waited for, where nobody has said that the machine
-ends. Otherwise a quarter of the time that is left, and then the agent is ended."""
+"""Seconds to wait for a run that holds the workspace, if the machine is not about to end. If it is,
+a quarter of the time that is left is waited, and then the agent is ended."""
 ENDS_S: Final = 3.0
-"""How long an agent that was asked to leave gets before SIGKILL, and again after it."""
+"""Seconds that an agent that was asked to leave gets before SIGKILL, and again after it."""
 NICE: Final = 10
-"""How far a scheduled save stands behind the user's programs."""
+"""The nice value of a scheduled save, so that the user's programs run first."""
 TRIES_S: Final = 300.0
-"""How long the store is tried, at least; a machine may live longer than its market said."""
+"""Seconds for which the store is tried at least: a machine may live longer than its market said."""
 COMMAND_ENDS_S: Final = 2.0
-"""How long a save that gives way waits for its save command to be ended."""
+"""Seconds that a save which gives way waits for the end of its save command."""
 _RETRY_S: Final = 1.0
 _POLL_S: Final = 0.1
 
 
 def rescue_by_stdin(home: Path) -> int:
-    """Read the request from stdin, save, and print what became of it; 0 if there is a save."""
-    for number in (signal.SIGHUP, signal.SIGTERM):  # how a machine that shuts down ends the others
-        signal.signal(number, _unheard)  # not SIG_IGN: what the user's commands start inherits that
+    """Read the request from stdin, save, and print the outcome; returns 0 if a save was made."""
+    # a machine that shuts down sends these to other processes
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, _unheard)  # not SIG_IGN, which the user's commands would inherit
     log = Log(home / LOG_FILE)
     try:
         asked = msgspec.convert(
             json.loads(sys.stdin.buffer.read(MAX_LINE_BYTES)), learned(SaveRequest)
         )
-    except ValueError:  # its words may hold what it read
+    except ValueError:  # its message may hold what it read
         done = Rescued(None, "the request for the machine's own save cannot be read")
     else:
         keep_freed_chunks()
@@ -102,7 +104,7 @@ def rescue_by_stdin(home: Path) -> int:
         if asked.freeze is not None:
             signal.signal(signal.SIGTERM, lambda _number, _frame: ends.set())
         if asked.scheduled:
-            watch_owed(home)  # before this process stands behind the user's programs
+            watch_owed(home)  # before this process gets its nice value
             os.nice(NICE)
             signal.signal(signal.SIGTERM, lambda _number, _frame: _give_way(rescue))
         with saving(home, asked.book.workspace) if asked.scheduled else nullcontext():
@@ -116,13 +118,14 @@ def rescue_by_stdin(home: Path) -> int:
 
 
 def _unheard(_number: int, _frame: object) -> None:
-    """Go on."""
+    """Ignore the signal."""
 
 
 def _give_way(rescue: Rescue) -> None:
-    """End at once, with the save command: what the save has stored is in the journal."""
+    """End this process at once, with the save command: what the save has stored is in the
+    journal."""
     rescue.end_save_command()
-    with suppress(OSError):  # who began it may have been killed
+    with suppress(OSError):  # the process that began it may have been killed
         os.write(1, encode_line(msgspec.to_builtins(rescue.so_far())))
     os._exit(1)
 
@@ -142,8 +145,8 @@ def _scrubbed(rescue: Rescue, asked: SaveRequest, log: Log) -> Rescued:
 
 
 class Rescue:
-    """One save. ``say`` gets messages that its reader needs at once. ``ends``: whether the machine
-    shuts down."""
+    """One save by the machine itself. ``say`` gets messages that the reader needs at once.
+    ``ends``: whether the machine shuts down."""
 
     def __init__(
         self,
@@ -170,27 +173,27 @@ class Rescue:
         self._new_bytes = 0
         self._resumed: list[ObjectKey] = []
         self._stores: SnapshotRun | None = None
-        self._sends = False  # the manifest
+        self._sends = False  # whether the manifest is being sent
         self._gives_way = threading.Event()
         self._save_command = threading.Lock()  # held while the save command runs
 
     def so_far(self) -> Rescued:
-        """What a save that gives way has used."""
+        """The grants that a save which gives way has used."""
         used = 0 if self._stores is None else self._stores.filled_packs
         return Rescued(None, gave_way=True, packs=used, unsent=not self._sends)
 
     def end_save_command(self) -> None:
-        """End it where it runs, and let none begin any more: another run's would write the same
-        files."""
+        """End the save command where it runs, and let none begin any more: the command of another
+        run would write the same files."""
         self._gives_way.set()
         self._save_command.acquire(timeout=COMMAND_ENDS_S)
 
     def run(self) -> Rescued:
-        """Raises TorporError where nothing could be saved."""
+        """Save the workspace. Raises TorporError where nothing could be saved."""
         if not self._book.saves:
             raise InvalidInput("a save needs a grant for its manifest")
         with ThreadPoolExecutor(2, "rescue") as threads:
-            if not self._scheduled:  # which most often needs no manifest
+            if not self._scheduled:  # a scheduled save most often needs no manifest
                 threads.submit(record_environment)  # nvidia-smi may take seconds
             try:
                 run = self._take_workspace()
@@ -212,7 +215,7 @@ class Rescue:
                         raise
                     more = f"{late}. The next save goes on with what this one has stored"
                     return Rescued(None, more, packs=run.filled_packs)
-                except CheckpointFailed as why:  # before anything was sent
+                except CheckpointFailed as why:  # raised before anything was sent
                     return Rescued(None, str(why), packs=run.filled_packs, unsent=True)
                 packs = run.filled_packs
                 sent_s = run.line_s + self._committed_s
@@ -231,8 +234,8 @@ class Rescue:
                 run.end("the machine's own save is over")
 
     def _add_pending_resume(self, run: SnapshotRun) -> str:
-        """From now on the counterpart of the save command has to run; why the save command must not
-        run, in words."""
+        """Record that the counterpart of the save command has to run from now on; returns in words
+        why the save command must not run."""
         if not self._book.save_argv:
             return ""
         try:
@@ -242,8 +245,8 @@ class Rescue:
         return ""
 
     def _run_save_command(self, why_not: str) -> str:
-        """Let the user's program write its state; what went wrong, in words. An older state is
-        better than none."""
+        """Let the user's program write its state; returns in words what went wrong. An older state
+        is better than none."""
         if why_not:
             self._say(why_not)
             return why_not
@@ -267,7 +270,7 @@ class Rescue:
 
     def _take_workspace(self) -> SnapshotRun:
         """Hold the workspace. A run of the agent may be about to end: wait for it. If the time runs
-        out, end the agent, whose death every run survives."""
+        out, end the agent, because every run survives the death of its agent."""
         if self._left_s is None:
             return self._taken_within(0.0 if self._scheduled else WAIT_S)
         for wait_s, number in (
@@ -313,7 +316,7 @@ class Rescue:
         self._resumed = [upload.key for upload in begun.resumable if upload.key in usable]
 
     def _has_stored(self, run: SnapshotRun) -> bool:
-        """Whether this save has stored a pack that the next one can go on with."""
+        """Whether this save has stored a pack with which the next save can go on."""
         return any(
             record.stored_unix >= self._began_unix for record in Journal(run.state.journal).read()
         )
@@ -343,7 +346,7 @@ class Rescue:
     def _save_frozen(self, run: SnapshotRun) -> OwnSave | None:
         """Freeze the command, and save with that. The command is ended right before the manifest is
         sent: from then on it goes on nowhere but from what is frozen, whatever becomes of the save.
-        Where it does not come so far, the command goes on here."""
+        If the save fails before that, the command goes on here."""
         freeze, left_s = self._freeze, self._left_s
         if freeze is None or left_s is None:
             raise InvalidInput("a command is frozen for a machine that ends")
@@ -356,7 +359,7 @@ class Rescue:
             frozen = run.freeze(program, freeze.criu, left_s, snapshot, self._call)
             if frozen.why_not or not frozen.bytes:
                 raise CheckpointFailed(frozen.why_not or "it has ended")
-            if self._ends():  # the command may have heard of that, too
+            if self._ends():  # the command may have heard of the shutdown, too
                 raise CheckpointFailed("the machine shuts down")
             try:
                 return self._save(run)
@@ -387,7 +390,7 @@ class Rescue:
         return lock
 
     def _end_command(self, run: SnapshotRun) -> None:
-        """Only here the frozen command is ended, while there is time for the manifest."""
+        """End the frozen command, while there is time for the manifest. Nothing else ends it."""
         if self._freeze is None or self._killed:
             return
         self._late.cancel()
@@ -437,11 +440,12 @@ class Rescue:
 
 def _signal_agent(home: Path, number: signal.Signals) -> None:
     """Send a signal to the agent of HOME, if it lives."""
-    with suppress(OSError, ValueError):  # it has just gone
+    with suppress(OSError, ValueError):  # the agent has just gone
         pid = int((home / LIFE_LOCK).read_text("ascii").split()[0])
-        if agent_alive(home):  # so the process is the agent, and not one of the same number
+        # so the process is the agent, and no other process with the same number
+        if agent_alive(home):
             os.kill(pid, number)
 
 
 def _unseen(event: Event) -> None:
-    """Drop progress events: nobody watches."""
+    """Drop progress events, because nobody watches."""

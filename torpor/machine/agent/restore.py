@@ -69,13 +69,13 @@ from torpor.shared.wire.restore import (
 
 _POLL_S: Final = 0.2
 _STAGE: Final = b".torpor-"
-"""Where something comes first, files wait for their names in a directory of this name in each
-target."""
+"""The prefix of a directory in each target in which files wait for their names, where something
+comes first."""
 
 
 class Begun(NamedTuple):
-    """What the request that began the run found. Without ``writing``, an earlier run restored and
-    compared everything, and nothing is written: the user may have worked here since."""
+    """What was found when the run began. Without ``writing``, an earlier run has restored and
+    compared everything, and nothing is written, because the user may have worked here since."""
 
     answer: RestorePlan
     wanted: Wanted
@@ -97,8 +97,8 @@ class RestoreRun(AgentRun):
     def begin(self, request: BeginRestore, call: Call) -> RestorePlan:
         """Read and check the manifest, check the targets, plan what to fetch. Once a run.
 
-        ``resume``: this goes on with a restore that another run, or another agent, began; it may
-        have been complete.
+        ``resume``: go on with a restore that another run or agent began; that restore may be
+        complete.
         """
         if self._begun is None:
             self._begun = self._begin(request, call)
@@ -115,7 +115,7 @@ class RestoreRun(AgentRun):
 
     def part(self, request: FetchPart, call: Call) -> RestoredPart:
         """Fetch, check and write what the granted packs hold and the disk does not. A part is
-        what its grants say: numbers change when an agent that was restarted plans again."""
+        defined by its grants, because part numbers change when a restarted agent plans again."""
         begun = self._has_begun()
         if begun.writing is None:
             return RestoredPart(0)
@@ -147,7 +147,7 @@ class RestoreRun(AgentRun):
         return RestoredPart(stored_bytes, fetcher.peer_bytes, kept)
 
     def first(self, request: FinishFirst, call: Call) -> Checked:
-        """Finish what comes first, while the rest is fetched: it may be used then."""
+        """Finish what comes first, while the rest is fetched. From then on it may be used."""
         begun = self._has_begun()
         if begun.writing is None:
             return Checked([], 0)
@@ -168,7 +168,8 @@ class RestoreRun(AgentRun):
     def compare(self, request: CheckRestore, call: Call) -> Checked:
         """Compare the disk with the manifest; with ``full`` every byte is read and hashed."""
         begun = self._has_begun()
-        self.finish(FinishRestore(self.id), call)  # a restarted agent has opened every mode again
+        # a restarted agent has set every mode to writable again
+        self.finish(FinishRestore(self.id), call)
         if begun.writing is None:
             return Checked([], 0)
         compared, changed = begun.writing.compare(
@@ -208,7 +209,8 @@ class RestoreRun(AgentRun):
                 return Begun(self._answer(goal, goal.targets, None), wanted, goal, None)
             self._check_left(journal, mirrored)
         aside: list[str] = []
-        gate = self.state.folder / "gate"  # of a version whose commands could start before the end
+        # a file of a version whose commands could start before the end
+        gate = self.state.folder / "gate"
         if done is None:
             shutil.rmtree(gate, ignore_errors=True)
         elif gate.exists():
@@ -259,7 +261,7 @@ class RestoreRun(AgentRun):
             dict(zip(goal.targets, _lacking(goal, plan, able), strict=True)),
             "the snapshot",
             "wake on a machine with a larger disk; nothing was written",
-            {} if done else names,  # some are there already
+            {} if done else names,  # some of the names exist already
         )
         return plan
 
@@ -305,15 +307,15 @@ class RestoreRun(AgentRun):
         return self._begun
 
     def _move_aside(self, targets: Sequence[bytes], snapshot: SnapshotId) -> list[str]:
-        """Rename the directories that hold something, and make new ones; returns the new names. Not
-        one that holds the agent, such as the home directory."""
+        """Rename the directories that hold something, and make new ones; returns the new names. A
+        directory that holds the agent, such as the home, is not renamed."""
         names, agent = [], os.path.realpath(os.fsencode(self.state.folder))
         for place in targets:
             if _first_name(place) is None or is_inside(agent, [os.path.realpath(place)]):
                 continue
             try:
                 names.append(os.fsdecode(move_aside(place, snapshot)))
-            except OSError as cause:  # such as EBUSY: it is the place of a mount
+            except OSError as cause:  # such as EBUSY for a mount point
                 raise InvalidInput(
                     f"target {os.fsdecode(place)} is not empty on the machine and cannot be "
                     f"renamed ({cause.strerror}): wake into another directory"
@@ -324,8 +326,8 @@ class RestoreRun(AgentRun):
     def _settle_sync(self, goal: Goal) -> None:
         """Drop the record of a sync into these directories, or of one that has only staged files.
 
-        Raise for a tree that a sync has half changed elsewhere: its record is needed to complete
-        it.
+        Raise for a tree elsewhere that a sync has half changed, because the record is needed to
+        complete that sync.
         """
         record = self.state.sync_record()
         if record is None or record.roots == goal.real_targets:
@@ -400,7 +402,8 @@ class _First:
 
 
 def _first(goal: Goal, request: BeginRestore) -> First:
-    """What comes first: what the user names, else what the snapshot says that was used."""
+    """The files that come first: those that the user names, or else those that the snapshot says
+    were used."""
     entries = goal.manifest.entries
     if request.first:
         return find_first(entries, request.first)
@@ -435,7 +438,8 @@ def _check_empty(targets: Sequence[bytes]) -> None:
 
 
 def move_aside(place: bytes, snapshot: SnapshotId) -> bytes:
-    """Give it the name ``PLACE.before-SNAPSHOT``, or one with a number; returns it."""
+    """Rename a place to ``PLACE.before-SNAPSHOT``, or to that with a number; returns the new
+    name."""
     wanted = name = place + b".before-" + snapshot.encode()
     number = 1
     while is_there(name):
@@ -446,8 +450,8 @@ def move_aside(place: bytes, snapshot: SnapshotId) -> bytes:
 
 
 def _first_name(target: bytes) -> bytes | None:
-    """Some name in a directory; None where it is empty, or no directory. A fresh file system is
-    empty: mkfs makes its ``lost+found``."""
+    """The first name in a directory; None where it is empty, or no directory. A fresh file system
+    counts as empty: mkfs makes its ``lost+found``."""
     try:
         with os.scandir(target) as names:
             return next((name.name for name in names if not _is_of_mkfs(name)), None)
@@ -456,7 +460,8 @@ def _first_name(target: bytes) -> bytes | None:
 
 
 def _is_of_mkfs(name: os.DirEntry[bytes]) -> bool:
-    """Whether it is an empty lost+found; root's own, which nobody else may list, counts as one."""
+    """Whether the name is an empty lost+found. One of root's that cannot be listed counts as
+    empty."""
     if name.name != b"lost+found" or not name.is_dir(follow_symlinks=False):
         return False
     try:
@@ -466,8 +471,8 @@ def _is_of_mkfs(name: os.DirEntry[bytes]) -> bool:
 
 
 def _lacking(goal: Goal, plan: FetchPlan, able: Sequence[FilesystemAbilities] = ()) -> list[int]:
-    """Plain bytes of each target that are not written yet, with copies in place of hard links where
-    a target has none."""
+    """Plain bytes that are still to be written to each target, with copies instead of hard links
+    where a target has none."""
     entries, roots = goal.manifest.entries, len(goal.targets)
     lacking = content_bytes(entries, roots, plan.done)
     copied = [not one.links for one in able]

@@ -36,10 +36,10 @@ from torpor.shared.values import learned
 from torpor.shared.wire.snapshot import Program
 
 GRACE_S: Final = 60.0
-"""A control side that lives begins its run again within this time, at an agent that was started
-again."""
+"""Seconds within which a living control side begins its run again, at an agent that was
+restarted."""
 WAIT_S: Final = 2.0
-"""A process that finds nothing owed holds the lock for a moment."""
+"""Seconds to wait for the lock, which a process that finds nothing owed holds for a moment."""
 _POLL_S: Final = 0.05
 _MODULE: Final = "torpor.machine.agent.resume"
 _WORKSPACES: Final = "workspaces"
@@ -48,7 +48,7 @@ _LOCK: Final = "resume.lock"
 
 
 class PendingResume(msgspec.Struct, frozen=True):
-    """A command that has to run, and programs that have to go on, unless the machine has started
+    """A command that has to run and programs that have to go on, unless the machine has started
     again since."""
 
     argv: list[str]
@@ -69,7 +69,8 @@ class Resumption:
         self._pending: PendingResume | None = None
 
     def take_up(self) -> None:
-        """Take over what an earlier run owes. WorkspaceBusy while its command runs."""
+        """Take over what an earlier run owes. WorkspaceBusy while that run's resume command
+        runs."""
         if self._lock_fd is not None or not self._record.exists():
             return
         self._lock(WAIT_S)
@@ -84,7 +85,7 @@ class Resumption:
         grace_s: float = GRACE_S,
         programs: Sequence[Program] = (),
     ) -> None:
-        """From now on the command has to run, and the programs have to go on, whatever ends."""
+        """Record that the command has to run and the programs have to go on, whatever ends."""
         if self._pending is None:
             self._pending = PendingResume(argv, timeout_s, boot_id(), [*programs])
             try:
@@ -102,16 +103,17 @@ class Resumption:
             ]
             self._pending = msgspec.structs.replace(owed, argv=owed.argv or argv, programs=both)
             if self._pending != owed:
-                with suppress(OSError):  # as above
+                with suppress(OSError):  # a full disk, as above
                     self._write(self._pending)
 
     @property
     def programs(self) -> Sequence[Program]:
-        """Those that may be frozen."""
+        """The programs that may be frozen."""
         return () if self._pending is None else self._pending.programs
 
     def settle(self) -> str:
-        """Do what is owed; returns what went wrong. Nothing stops it but its time limit."""
+        """Run the command and let the programs go on, if owed; returns in words what went wrong.
+        Only its time limit stops it."""
         owed, self._pending = self._pending, None
         if owed is None:
             return ""
@@ -129,8 +131,8 @@ class Resumption:
             self._settled()
 
     def end_programs(self) -> None:
-        """End what is frozen: it runs nowhere but where its images go on. The command stays owed,
-        for the machine may live on."""
+        """End the frozen programs, which from now on go on only from their images. The command
+        stays owed, because the machine may live on."""
         owed = self._pending
         if owed is None or not owed.argv:
             self.drop()
@@ -141,21 +143,22 @@ class Resumption:
             self._write(self._pending)
 
     def drop(self) -> None:
-        """The machine ends: nothing is owed any more, and what is frozen runs nowhere but where its
-        images go on."""
+        """Forget what is owed, because the machine ends. Frozen programs go on only from their
+        images."""
         owed, self._pending = self._pending, None
         if owed is not None:
             end_frozen(self._home, owed.programs)
         self._settled()
 
     def leave(self) -> None:
-        """The run has ended. What it still owes is left to the process that waits for that."""
+        """Leave what the ended run still owes to the process that waits for that."""
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
 
     def wait_and_run(self, grace_s: float) -> None:
-        """Until nothing is owed; in the process of its own."""
+        """Wait, in the process of its own, until nothing is owed; run the command where the run has
+        not."""
         while True:
             self._lock(None)
             if self._recorded() is None:
@@ -171,8 +174,8 @@ class Resumption:
                 return
 
     def _lock(self, wait_s: float | None) -> None:
-        """WorkspaceBusy where another process holds it for ``wait_s``; None waits as long as it
-        takes."""
+        """Take the lock. WorkspaceBusy where another process holds it for ``wait_s`` seconds; None
+        waits without limit."""
         fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if wait_s is None:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -218,7 +221,7 @@ def watch_owed(home: Path, grace_s: float = GRACE_S) -> None:
 
 
 def _watch(folder: Path, grace_s: float) -> None:
-    """Start the process of its own. A thread waits for its end, so that it is no zombie."""
+    """Start the waiting process. A thread waits for its end, so that it becomes no zombie."""
     process = subprocess.Popen(
         [
             sys.executable,
@@ -230,7 +233,7 @@ def _watch(folder: Path, grace_s: float) -> None:
             _MODULE,
             json.dumps([str(folder), grace_s]),
         ],
-        cwd=Path(__file__).parents[3],  # where our packages are, also outside of a bundle
+        cwd=Path(__file__).parents[3],  # the folder of torpor's packages, also outside of a bundle
         env={**os.environ, "HOME": os.path.expanduser("~")},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

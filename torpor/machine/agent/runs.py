@@ -38,7 +38,7 @@ class AgentRun:
         self.state.lock()
         self.connections = Connections(timeout_s=60.0)
         self.beginning = threading.Lock()
-        """Held for work that is done once a run, which several requests may want at once."""
+        """Held for work that is done once a run, and that several requests may ask for at once."""
         self._lock = threading.Lock()
         self._calls = self._writing = 0
         self._ended: str | None = None
@@ -81,8 +81,8 @@ class AgentRun:
 
     @contextmanager
     def writing(self, call: Call) -> Iterator[None]:
-        """Count a part that writes files as at work: nothing finishes or checks them meanwhile, and
-        a part that comes during a finish waits."""
+        """Count a part that writes files as at work. Nothing finishes or checks files meanwhile,
+        and a part that comes during a finish waits."""
         with self.alone(call), self._lock:
             self._writing += 1
         try:
@@ -93,8 +93,8 @@ class AgentRun:
 
     @contextmanager
     def written(self, call: Call) -> Iterator[None]:
-        """As ``alone``, and after every part: a part that is requested again may still write what
-        its repeat has written."""
+        """As ``alone``, after every part has ended: a part that is requested again may still write
+        what its repeat has written."""
         with self.alone(call):
             while self._writing:
                 time.sleep(_POLL_S)
@@ -170,12 +170,13 @@ class RunRegistry:
         self.workers = workers
         self._lock = threading.Lock()
         self._runs: dict[str, AgentRun] = {}
-        self._left = threading.Condition()  # a worker, or the line of those that wait
+        # signalled when a worker is free, or the line of waiting threads changes
+        self._left = threading.Condition()
         self._busy = 0
         self._first_waiting = 0
 
     def add(self, kind: type[R], run: str, workspace: WorkspaceName) -> R:
-        """The run of that id, which may be new; ends a scheduled save of the workspace.
+        """The run of that id, made if it is new; ends a scheduled save of the workspace.
         WorkspaceBusy while another run is active."""
         with self._lock:
             self._runs = {i: r for i, r in self._runs.items() if not r.ended}

@@ -108,12 +108,13 @@ from torpor.shared.wire.snapshot import (
 )
 
 PAUSE_S: Final = 0.25
-"""Between two passes while files change. A file that changed less than 0.1 s before a pass is
-unsettled in it (2.1 s where times are whole seconds), and a small workspace is walked sooner."""
+"""Seconds between two passes while files change. A file that changed less than 0.1 s before a pass
+is unsettled in it (2.1 s where file times are whole seconds), and a small workspace is walked
+faster than that."""
 
 
 class _Begun(NamedTuple):
-    """The request that began the run, and what it found."""
+    """The request that began the run, and what was found then."""
 
     answer: SnapshotBegun
     roots: list[bytes]
@@ -123,9 +124,10 @@ class _Begun(NamedTuple):
     seal: Seal
     encoder: Encoder
     known: KnownFiles
-    equality: Equality | None  # None: what the machine held last is not known, or not stored
-    ready: Files  # what made an earlier machine ready
-    user_files: UserNamesOnly | None  # of a home
+    # None: the snapshot that the machine held last is unknown, or not stored
+    equality: Equality | None
+    ready: Files  # files that made an earlier machine ready
+    user_files: UserNamesOnly | None  # of a snapshot of a home
     may_be_empty: bool
 
 
@@ -134,14 +136,14 @@ class _Area(NamedTuple):
 
     roots: list[bytes]
     excluded: Callable[[bytes], bool] | None
-    user_files: UserNamesOnly | None  # of a home
-    may_be_empty: bool  # it is unused, and torpor made its directories on this machine
+    user_files: UserNamesOnly | None  # of a snapshot of a home
+    may_be_empty: bool  # the workspace is unused, and torpor made its directories on this machine
 
 
 class _Earlier(NamedTuple):
-    """What the machine has of earlier snapshots. ``own``: the index of the one that it has stored
-    or restored last; ``usable``: of the one whose chunks this run may refer to without reading its
-    manifest; ``known``: those whose manifests it reads."""
+    """What the machine has of earlier snapshots. ``own``: the index of the snapshot that it has
+    stored or restored last; ``usable``: the index of the snapshot whose chunks this run may refer
+    to without reading its manifest; ``known``: those whose manifests it reads."""
 
     own: Index | None
     usable: Index | None
@@ -176,14 +178,14 @@ class SnapshotRun(AgentRun):
         self._filled_packs: set[ObjectKey] = set()
         self._begun: _Begun | None = None
         self._pass: Pass | None = None
-        self._asking: Pass | None = None  # for grants
-        self._passes = 0  # that have ended
+        self._asking: Pass | None = None  # the pass for which grants are asked
+        self._passes = 0  # passes that have ended
         self._new_bytes = self._stored_bytes = 0
-        self._by_itself = False  # the machine, without a control side
-        self._gone: list[Gone] | None = None  # by the first pass
-        self._had_a_file = False  # in some pass
-        self._missing: list[Missing] = []  # by the last one
-        self._line: Lineage | None = None  # what the tree goes on from
+        self._by_itself = False  # whether the machine saves by itself, without a control side
+        self._gone: list[Gone] | None = None  # found by the first pass
+        self._had_a_file = False  # whether some pass found a file
+        self._missing: list[Missing] = []  # found by the last pass
+        self._line: Lineage | None = None  # the lineage that the tree goes on from
         self._written: _Written | None = None
         self._look: LookBehind | None = None
         self._losses: Losses | None = None
@@ -200,7 +202,8 @@ class SnapshotRun(AgentRun):
         self._settle_sync()
         try:
             self._resumption.take_up()
-        except WorkspaceBusy:  # an earlier run's resume command is at work, and owed by that
+        # the resume command of an earlier run is at work, and that run owes it
+        except WorkspaceBusy:
             if made is None:
                 raise
         area = self._area(request)
@@ -235,7 +238,7 @@ class SnapshotRun(AgentRun):
         return self._begun.answer
 
     def _area(self, request: BeginSnapshot) -> _Area:
-        """What the request names of this machine's disk."""
+        """The part of this machine's disk that the request names."""
         if request.user_files is None:
             new = new_directories(self.home)
             used = why_used(self.state, self.home, len(request.known))
@@ -255,7 +258,8 @@ class SnapshotRun(AgentRun):
         saved = self.state.load_own_save(roots, seal, among | newer)
         own = saved if saved and self._by_itself else self.state.load_index(roots, seal, None)
         usable = saved or (own if own is not None and own.root in among else None)
-        known = [] if saved and saved.root in newer else request.known  # it has their chunks
+        # a newer own save already names their chunks
+        known = [] if saved and saved.root in newer else request.known
         return _Earlier(own, usable, known)
 
     def store(
@@ -267,8 +271,9 @@ class SnapshotRun(AgentRun):
         goes_on: Callable[[float], bool] = lambda began: True,
         asks: bool = True,
     ) -> PassesOutcome:
-        """Make passes. ``goes_on``: whether there is time for one more, where the last one began at
-        that moment. GrantExpired where grants run out and it does not ``ask`` for more."""
+        """Make passes. ``goes_on``: whether there is time for another pass, given when the last one
+        began. GrantExpired where grants run out, unless ``ask`` is set, which answers that more are
+        needed."""
         self._has_begun().known.take_up(request.resumed)
         last = self._asking if request.packs and not request.unusable else None
         unusable, made, self._asking = request.unusable, 0, None
@@ -293,7 +298,7 @@ class SnapshotRun(AgentRun):
                 call.pause(PAUSE_S)
 
     def quiesce(self, request: Quiesce, call: Call) -> Quiesced:
-        """Run the user's hook, and freeze programs; from then on their counterpart is owed."""
+        """Run the user's hook, and freeze programs. From then on it is owed to resume them."""
         check, limit_s = partial(self.check, call), request.timeout_s
         owned = self._has_begun().programs
         programs = owned.resolved(request.programs)
@@ -304,8 +309,8 @@ class SnapshotRun(AgentRun):
         return Quiesced([*owned.freeze(programs, request.criu, limit_s, check)])
 
     def add_pending_resume(self, argv: list[str], timeout_s: float) -> None:
-        """Owe the counterpart of a save command, before the machine's own save runs that; take over
-        what an earlier run owes. WorkspaceBusy while that runs."""
+        """Record, before the machine's own save runs the save command, that its counterpart is
+        owed; take over what an earlier run owes. WorkspaceBusy while that run's command runs."""
         self._resumption.take_up()
         if argv:
             self._resumption.add_pending(argv, timeout_s)
@@ -318,7 +323,8 @@ class SnapshotRun(AgentRun):
     def freeze(
         self, program: Program, criu: str, within_s: float, snapshot: SnapshotId, call: Call
     ) -> Froze:
-        """Freeze a job's command for this snapshot; from then on it is owed that it goes on."""
+        """Freeze a job's command for this snapshot. From then on it is owed that the command goes
+        on."""
         owned = self._has_begun().programs
         programs = owned.resolved([program])
         self._resumption.add_pending([], within_s, within_s, programs)
@@ -328,7 +334,7 @@ class SnapshotRun(AgentRun):
         return froze
 
     def end_frozen(self) -> None:
-        """End what was frozen, for good. MachineError where it is not frozen any more. A resume
+        """End the frozen command for good. MachineError where it is not frozen any more. A resume
         command stays owed."""
         programs = self._has_begun().programs
         if awake := programs.awake():
@@ -337,7 +343,7 @@ class SnapshotRun(AgentRun):
         programs.await_end()
 
     def losses(self, request: LookForLosses, call: Call) -> Losses:
-        """Begin to look for what the snapshot lacks, or what was found."""
+        """Begin the look for what the snapshot lacks; returns what was found once it has ended."""
         look = self._looks_behind()
         entries = None if self._pass is None else self._pass.seen.names.entries
         losses = look.losses(request, entries, call)
@@ -395,7 +401,7 @@ class SnapshotRun(AgentRun):
         )
 
     def confirm(self, request: Confirm, call: Call) -> Confirmed:
-        """Walk once more: does the disk still equal what was committed?"""
+        """Walk once more, and compare the disk with what was committed."""
         run = self._has_begun()
         seen = self._walk(run, call)
         committed = self._names()
@@ -513,7 +519,8 @@ class SnapshotRun(AgentRun):
         if seen.unread:
             run.known.learn(run.seal, self.transfer(call))
         if self._gone is None:
-            verified = None if self._by_itself else run.known.before  # what nobody has may go
+            # names that no verified snapshot has may go
+            verified = None if self._by_itself else run.known.before
             past = self.state.past()
             mounted = past.new_disks(run.roots, run.excluded)
             gone = hidden([run.known.held, run.known.before], seen, run.roots, mounted)
@@ -537,7 +544,7 @@ class SnapshotRun(AgentRun):
         return self._pass
 
     def _found(self, run: _Begun, seen: Walk, request: StorePasses) -> PassesOutcome:
-        """What to answer of a walk."""
+        """The answer about a walk."""
         left, count = seen.unread.paths(), len(seen.unread)
         if request.accepted:
             names, _ = _split(left, request.accepted)
@@ -557,7 +564,7 @@ class SnapshotRun(AgentRun):
     def _store_pass(
         self, last: Pass, turn: int, packs: Sequence[Grant], workers: Workers, call: Call
     ) -> None:
-        """Store the rest of a pass; say how far it is."""
+        """Store the rest of a pass, and report its progress."""
         if not last.packs:
             return
         call.say(Event(0, pass_number=turn, total=last.bytes))
@@ -624,8 +631,8 @@ class SnapshotRun(AgentRun):
         self.state.clear_sync_record()
 
     def _unused(self, grants: Sequence[Grant]) -> Iterator[Grant]:
-        """Grants for packs that no request of this run has begun: a pack is written once, also
-        when a request comes again while the first one is still at work."""
+        """Grants for packs that no request of this run has used. A pack is written once, even when
+        a request comes again while the first one is still at work."""
         for grant in grants:
             with self._filling:
                 if grant.key in self._filled_packs:
@@ -719,9 +726,9 @@ class SnapshotRun(AgentRun):
 
 
 def why_used(state: WorkspaceState, home: Path, snapshots: int) -> str:
-    """Why a file of the workspace may be missing where its directories are empty; empty where none
-    can be: a person may have mounted a disk over one, which then dropped off. The workspace has
-    these ``snapshots``. What is not known counts as a use."""
+    """Why a file of the workspace may be missing where its directories are empty; empty text where
+    none can be. *Example*: a person mounted a disk over a directory, and it dropped off.
+    ``snapshots``: those of the workspace. What is unknown counts as a use."""
     if not state.never_held_a_file(snapshots):
         return "the workspace may have had files"
     if has_started_again(home):
@@ -735,7 +742,7 @@ def why_used(state: WorkspaceState, home: Path, snapshots: int) -> str:
 def holds_no_work(
     workspace: WorkspaceName, named: Sequence[str], roots: Sequence[bytes]
 ) -> WorkspaceInvalid:
-    """Why a snapshot without any file is not made."""
+    """The error for a snapshot without any file."""
     named_roots = ", ".join(named)
     if hold_nothing(roots):
         return WorkspaceInvalid(
@@ -750,14 +757,15 @@ def holds_no_work(
 
 
 def _equality(index: Index | None, line: Lineage | None) -> Equality | None:
-    """The comparison with what the tree goes on from, where the ``index`` is of that."""
+    """The comparison with the snapshot that the tree goes on from, if ``index`` is of that
+    snapshot."""
     is_newest = bool(index and line and index.manifest.snapshot == line.snapshot)
     return Equality(index.held) if index and is_newest else None
 
 
 def _places(path: str) -> set[bytes]:
-    """A place by the names that it may have in a record: where it leads to now, and as it is
-    written, which is what it was before a link took its place."""
+    """The names that a place may have in a record: the path to which it leads now, and the path as
+    it is written, which is what it was before a link took its place."""
     place = os.fsencode(absolute_root(path))
     home = os.fsencode(os.path.expanduser("~"))
     written = os.path.normpath(place)
@@ -767,7 +775,7 @@ def _places(path: str) -> set[bytes]:
 
 
 def _split(paths: Iterable[bytes], accepted: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
-    """Those that may not change, and those that may."""
+    """The names that may not change, and those that may."""
     is_accepted = compile_excludes(accepted) or (lambda path: False)
     left: list[bytes] = []
     found: list[bytes] = []
@@ -777,7 +785,7 @@ def _split(paths: Iterable[bytes], accepted: Sequence[str]) -> tuple[list[bytes]
 
 
 def _shown(paths: Iterator[bytes], seen: Walk) -> list[str]:
-    """The first names, each with the process that alone keeps it from counting as unchanged."""
+    """The first names, each with the process because of which it may have changed unseen."""
     processes = seen.unread.processes()
     return [
         f"{shown(path)} ({processes[path]} has it mapped for writing, where a file system may not "

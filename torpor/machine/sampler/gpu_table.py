@@ -22,8 +22,9 @@ _MOST_BYTES: Final = 64 * 1024
 
 
 def write_gpu_table(home: Path, table: GpuTable) -> None:
-    """Replace the table. Where the disk takes none, the one before stays and grows old. A pipe
-    would hold up the sampler, and a link leads elsewhere: neither is written to."""
+    """Replace the table. If the disk is full, the earlier table stays and grows old. A pipe or a
+    link in the file's place is not written to: a pipe would block the sampler, and a link leads
+    elsewhere."""
     fresh = home / f".{GPU_TABLE}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with suppress(OSError):
@@ -34,12 +35,12 @@ def write_gpu_table(home: Path, table: GpuTable) -> None:
 
 
 def read_gpu_table(home: Path) -> GpuTable | None:
-    """The newest table; None where there is none, or none that can be read. Whatever lies there:
-    activity is read with it, on which verdicts rest."""
+    """The newest table; None where there is none that can be read. Never raises, whatever the file
+    is: verdicts on idleness rest on the activity that is read with it."""
     try:
         fd = os.open(home / GPU_TABLE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):  # a pipe would not answer
+            if not stat.S_ISREG(os.fstat(fd).st_mode):  # reading a pipe would block
                 return None
             return msgspec.json.decode(file.read(_MOST_BYTES), type=learned(GpuTable))
     except Exception:  # noqa: BLE001 - a table that is nested a thousandfold is a RecursionError

@@ -1,5 +1,5 @@
-"""How busy the machine's GPUs are, by NVML: its buffer of samples, or its rate of now. And what
-metrics show of each: memory, temperature, power, PCIe.
+"""How busy the machine's GPUs are, by NVML's buffer of samples, or its current rate; and what
+metrics show of each GPU: memory, temperature, power, PCIe.
 
 NVML's rate is the share of the last 1/6 to 1 s in which some kernel ran. The buffer holds several
 of them a second, so that a burst between two looks is not missed. A GPU in MIG mode has neither:
@@ -31,11 +31,12 @@ from torpor.shared.wire.request import MOST
 DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")
 """One of these exists wherever an NVIDIA driver does: on Linux, and in WSL."""
 RETRY_S: Final = 30.0
-"""How long a driver that failed is left alone."""
+"""Seconds for which a driver that failed is not asked."""
 ROUND: Final = 10
-"""Calls, one a second, in which the figures of all GPUs are read once."""
+"""Calls, one a second, within which the figures of all GPUs are read once."""
 _SECONDS: Final = 60
-"""Of activity that are kept for the next figures, which are read more often."""
+"""Seconds of activity that are kept for the next figures. Activity is read more often than
+figures."""
 
 
 class GpuLook(NamedTuple):
@@ -47,7 +48,7 @@ class GpuLook(NamedTuple):
 
 
 class Gpus:
-    """The GPUs of this machine; ``look`` never raises what NVML may answer."""
+    """The GPUs of this machine; ``look`` never raises, whatever NVML answers."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -56,10 +57,10 @@ class Gpus:
         self._failed = GpuLook(0, NO_GPU, UNKNOWN)
         self._again_s = -math.inf
         self._figures: dict[int, GpuFigures] = {}  # by the number of the GPU
-        self._call = 0  # of the round of figures
+        self._call = 0  # the position in the round of figures
 
     def look(self) -> GpuLook:
-        """Their activity since the last look."""
+        """The GPUs' activity since the last look."""
         if self._nvml is None and self._clock() >= self._again_s:
             self._open()
         nvml = self._nvml
@@ -74,14 +75,14 @@ class Gpus:
                 state = max(state, GPU_LOST if lost else GPUS_UNREADABLE)
         look = GpuLook(len(self._devices), state, max(percents, default=UNKNOWN))
         if state != GPUS_FINE and self._clock() >= self._again_s:
-            self._close(nvml)  # a handle does not come back to life
+            self._close(nvml)  # a handle that failed stays invalid
             self._open()
         return look
 
     def figures(self) -> list[GpuFigures] | None:
         """What metrics show of each GPU, at the call of ROUND that has read the last of them; None
-        at the others. NVML counts PCIe for 40 ms of each GPU, and may spin meanwhile: so a call
-        reads a tenth of them."""
+        at the others. NVML measures the PCIe rate of each GPU for 40 ms, and may use a core
+        meanwhile, so each call reads a tenth of the GPUs."""
         devices = self._devices[:MOST_GPUS]
         call, self._call = self._call, (self._call + 1) % ROUND
         for number in range(call, len(devices), ROUND):
@@ -94,7 +95,8 @@ class Gpus:
         self._again_s = self._clock() + RETRY_S
         self._failed = self._without_nvml()
         try:
-            import pynvml as nvml  # only here: a machine without a driver does not load it
+            # imported here, so that a machine without a driver does not load it
+            import pynvml as nvml
         except ImportError:
             return
         try:
@@ -111,7 +113,7 @@ class Gpus:
 
     def _close(self, nvml: Any) -> None:
         self._nvml, self._devices = None, []
-        with suppress(nvml.NVMLError):  # nvmlInit says what is wrong
+        with suppress(nvml.NVMLError):  # nvmlInit then says what is wrong
             nvml.nvmlShutdown()
 
     def _without_nvml(self) -> GpuLook:
@@ -126,8 +128,8 @@ class _Device:
         self._nvml = nvml
         self._handle = handle
         self._seen_us = 0
-        self._instances: dict[int, Any] = {}  # of MIG: the GPM sample of the last look
-        self._looks: deque[int] = deque(maxlen=_SECONDS)  # since the last figures
+        self._instances: dict[int, Any] = {}  # under MIG: the GPM sample of the last look
+        self._looks: deque[int] = deque(maxlen=_SECONDS)  # activity since the last figures
 
     def look(self) -> int:
         """Percent, since the last look."""
@@ -139,7 +141,8 @@ class _Device:
         nvml, handle = self._nvml, self._handle
         used_mib = free_mib = UNKNOWN
         with suppress(nvml.NVMLError):
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)  # once: both of the same moment
+            # read once, so that both values are of one moment
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             used_mib, free_mib = _known(memory.used // MIB), _known(memory.free // MIB)
         looks = [*self._looks]
         self._looks.clear()
@@ -161,7 +164,7 @@ class _Device:
         )
 
     def _figure(self, ask: Callable[[], int]) -> int:
-        """What NVML answers; UNKNOWN where this GPU or driver does not say it."""
+        """NVML's answer; UNKNOWN where this GPU or driver does not support the question."""
         try:
             return _known(ask())
         except self._nvml.NVMLError:
@@ -250,5 +253,5 @@ class _Device:
 
 
 def _known(value: int) -> int:
-    """UNKNOWN for what no figure can be."""
+    """The figure, or UNKNOWN for a value that it cannot have."""
     return int(value) if 0 <= value <= MOST else UNKNOWN

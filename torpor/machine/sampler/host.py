@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from torpor.shared.values import KIB
 from torpor.shared.wire.activity import UNKNOWN
 
-_SECTOR_BYTES: Final = 512  # of /proc/diskstats, whatever the disk's own are
+_SECTOR_BYTES: Final = 512  # the unit of /proc/diskstats, whatever the sectors of the disk are
 
 
 class HostLook(NamedTuple):
@@ -23,7 +23,7 @@ class HostLook(NamedTuple):
 
 
 class HostSampler:
-    """Rates between two looks. The first look knows none; nor does one after a counter was reset.
+    """Rates between two looks. The first look, and a look after a counter was reset, knows no rate.
 
     ``root`` is the folder that holds ``proc`` and ``sys``.
     """
@@ -62,13 +62,13 @@ def _whole(rate: float, unit: float) -> int:
 
 
 def _first(*sources: tuple[Callable[[str], float], Path]) -> Callable[[], float | None]:
-    """Use the first source that can be read now, from now on."""
+    """Find the first source that can be read now, and use it from now on."""
     for parse, path in sources:
 
         def read(parse: Callable[[str], float] = parse, path: Path = path) -> float | None:
             try:
                 return parse(path.read_text("ascii", "replace"))
-            except (OSError, ValueError, IndexError):  # gone, or of a form that we do not know
+            except (OSError, ValueError, IndexError):  # the source is gone, or of an unknown form
                 return None
 
         if read() is not None:
@@ -103,7 +103,8 @@ def _disk_of_cgroup_1(text: str) -> float:
 
 
 def _disk_of_host(text: str) -> float:
-    """Bytes of whole disks: those of a partition, mapped or loop device are its disk's."""
+    """The bytes of whole disks. Those of partitions, mapped and loop devices are left out, because
+    they are part of a disk's."""
     rows = [line.split() for line in text.splitlines()]
     disks = [row for row in rows if row[2].startswith(("sd", "vd", "xvd", "nvme", "mmcblk"))]
     names = {row[2] for row in disks}

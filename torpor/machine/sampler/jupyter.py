@@ -71,7 +71,7 @@ def _servers(folders: list[Path]) -> Iterator[dict[str, Any]]:
 
 
 def _ask(facts: dict[str, Any], question: str) -> list[Any] | None:
-    """The list that the server answers; None if it does not."""
+    """The list that the server answers; None if it does not answer."""
     try:
         port = int(facts["port"])
         path = urlsplit(str(facts["url"])).path.rstrip("/")
@@ -91,7 +91,8 @@ def _ask(facts: dict[str, Any], question: str) -> list[Any] | None:
 
 
 def _quiet_s(session: dict[str, Any], now: float) -> int:
-    """0 for a kernel at work, and for one that does not say since when it rests."""
+    """Seconds since the kernel's last activity: 0 for a kernel at work, and for one that does not
+    say since when it rests."""
     if session.get("execution_state") == "busy":
         return 0
     try:

@@ -36,9 +36,10 @@ from torpor.shared.wire.activity import (
 ALIVE: Final = "sampler.alive"
 EVERY_S: Final = 1.0
 SESSIONS_S: Final = 10.0
-"""How often the processes of the machine are listed: 1 ms for each hundred of them."""
+"""Seconds between two lists of the machine's processes. A list takes 1 ms for each hundred
+processes."""
 GONE_S: Final = 5.0
-"""A sampler that was asked to leave is gone within this time."""
+"""Seconds within which a sampler that was asked to leave is gone."""
 PEAK_SAMPLES: Final = 60
 
 
@@ -54,7 +55,7 @@ def ensure_sampler(
     if fd is None:
         return None
     try:
-        os.ftruncate(fd, 0)  # what stands there is of a sampler that has ended
+        os.ftruncate(fd, 0)  # the text is of a sampler that has ended
         with open(home / log, "ab") as words:
             return subprocess.Popen(
                 [*start, "--lock", str(fd)],
@@ -86,7 +87,7 @@ def dismiss(home: Path) -> None:
 
 def sample(home: Path, version: str, lock: int, marker: str, agent: str) -> None:
     """Write a sample a second until a signal comes or HOME is gone. ``marker`` is the file that
-    makes HOME ours; ``agent`` the file that says whether a run is active."""
+    says that HOME is torpor's; ``agent`` the file that says whether a run is active."""
     os.pwrite(lock, f"{os.getpid()} {version}\n".encode("ascii"), 0)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     leave = {signal.SIGTERM}
@@ -106,7 +107,7 @@ def sample(home: Path, version: str, lock: int, marker: str, agent: str) -> None
 
 
 class Sampler:
-    """Makes the samples; ``newest`` is the last one of an earlier sampler."""
+    """Makes the samples; ``newest`` is the last sample of an earlier sampler."""
 
     def __init__(self, newest: Sample | None, agent: Path) -> None:
         self._newest = newest
@@ -152,20 +153,20 @@ class Sampler:
         return self._newest
 
     def gpu_table(self) -> GpuTable | None:
-        """The figures of each GPU, where this second has read the last of them."""
+        """The figures of each GPU, if this second has read the last of them."""
         figures = self._gpus.figures()
         return GpuTable(boot_clock_s(), self._boot, figures) if figures else None
 
 
 def _mean(minute: deque[int]) -> int:
-    """The mean of a whole minute; 0 while it is not known."""
+    """The mean of a whole minute; 0 while it is unknown."""
     if len(minute) < PEAK_SAMPLES or UNKNOWN in minute:
         return 0
     return sum(minute) // len(minute)
 
 
 def _run_active(agent: Path) -> bool:
-    """Whether the agent works on a workspace: it says so in its file as long as it does."""
+    """Whether the agent works on a workspace, as its file says."""
     try:
         pid, *words = agent.read_text("ascii").split()
         return "busy" in words and os.path.exists(f"/proc/{int(pid)}")
@@ -174,7 +175,7 @@ def _run_active(agent: Path) -> bool:
 
 
 def _take(home: Path) -> int | None:
-    """The lock; None while a sampler holds it."""
+    """The sampler's lock; None while a sampler holds it."""
     fd = os.open(home / ALIVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -25,7 +25,7 @@ from torpor.shared.wire.activity import Sample
 
 RING: Final = "activity.ring"
 RECORDS: Final = 16384
-"""Four and a half hours at one sample a second, in 1.2 MiB."""
+"""Records in the ring: 4.5 hours at one sample a second, in 1.2 MiB."""
 VERSION: Final = 1
 
 _MAGIC: Final = b"torpor activity\n"
@@ -79,7 +79,7 @@ def read(path: Path) -> list[Sample]:
     found = [
         unpack(data[RECORD_BYTES * record : RECORD_BYTES * (record + 1)])
         for record, (number,) in enumerate(_NUMBER.iter_unpack(data))
-        if number  # of a young machine, most were never written
+        if number  # on a young machine, most records were never written
     ]
     return sorted(
         (sample for sample in found if sample is not None), key=lambda sample: sample.number

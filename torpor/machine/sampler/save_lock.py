@@ -1,5 +1,6 @@
-"""The scheduled save that is under way in a HOME. Its file is locked as long as it goes on: the
-sampler sees that it is not the user's work, and a run ends it, which stores more."""
+"""The scheduled save that is under way in a HOME. Its file is locked as long as the save goes on.
+By the lock the sampler sees that this is not the user's work, and a run ends the save, because the
+run itself stores more."""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ from torpor.shared.values import WorkspaceName
 
 SAVING: Final = "saving"
 ENDS_S: Final = 3.0
-"""How long a save that was asked to end gets before SIGKILL, and again after it."""
+"""Seconds that a save which was asked to end gets before SIGKILL, and again after it."""
 _POLL_S: Final = 0.02
 
 
 @contextmanager
 def saving(home: Path, workspace: WorkspaceName) -> Iterator[None]:
-    """This process makes the save. Waits for one of another workspace."""
+    """Within this context, this process makes the scheduled save. Waits for a save of another
+    workspace."""
     fd = os.open(home / SAVING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -58,8 +60,8 @@ def end_save(home: Path, workspace: WorkspaceName) -> None:
 
 
 def _saver(home: Path) -> tuple[int, str] | None:
-    """The process of the save and its workspace; None where none is under way, or it has only just
-    begun."""
+    """The process that makes the save, and its workspace; None where no save is under way, or where
+    it has only just begun."""
     try:
         fd = os.open(home / SAVING, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -68,7 +70,8 @@ def _saver(home: Path) -> tuple[int, str] | None:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         words = os.pread(fd, 200, 0).decode("ascii").split()
-        if len(words) != 3 or _start(int(words[0])) != words[1]:  # they may be of the save before
+        # the words may be of an earlier save
+        if len(words) != 3 or _start(int(words[0])) != words[1]:
             return None
         return int(words[0]), words[2]
     finally:
@@ -77,7 +80,7 @@ def _saver(home: Path) -> tuple[int, str] | None:
 
 
 def _start(pid: int) -> str:
-    """When the process began, so that it is not taken for a later one of that number."""
+    """The start time of a process, by which it is told from a later process with its number."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
     except (FileNotFoundError, ProcessLookupError):

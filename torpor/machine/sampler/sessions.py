@@ -15,7 +15,7 @@ _OWN: Final = (
     b" attach --home ", b" attach-and-sample --home ", b" daemon --home ", b" sample --home ",
     b"torpor-probe", b"torpor-install", OWN_COPY.encode(),
 )  # fmt: skip
-"""In the command lines of what torpor runs over SSH, and starts from there."""
+"""Texts in the command lines of programs that torpor runs over SSH, or starts from there."""
 _TERMINALS: Final = range(136, 144)  # major device numbers of /dev/pts
 
 
@@ -53,7 +53,7 @@ def look(
     }
     quiet = [
         _quiet_s(root, processes[pid].terminal, now())
-        for server in servers - {1}  # to which a container's orphans fall
+        for server in servers - {1}  # process 1, to which orphans of a container fall, is left out
         for pid in children.get(server, [])
         if pid not in servers and not _is_own(root, pid, children)
     ]
@@ -69,11 +69,11 @@ def _processes(proc: Path) -> list[_Process]:
     for name in filter(str.isdigit, os.listdir(proc)):
         try:
             text = (proc / name / "stat").read_text("utf-8", "replace")
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         command, _, rest = text.partition("(")[2].rpartition(")")
         facts = rest.split()
-        if len(facts) > 4:  # fewer: it ended meanwhile
+        if len(facts) > 4:  # fewer: the process ended meanwhile
             found.append(_Process(int(name), command, int(facts[1]), int(facts[4])))
     return found
 
@@ -84,13 +84,13 @@ def _is_of(root: Path, pid: int, machine: str) -> bool:
         return True
     try:
         environment = (root / "proc" / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:  # another account's, or it has ended
+    except OSError:  # another account's process, or it has ended
         return False
     return f"{MACHINE_VARIABLE}={machine}".encode() in environment
 
 
 def _is_own(root: Path, pid: int, children: dict[int, list[int]]) -> bool:
-    """Torpor's connection, or that of a program which has just ended."""
+    """Whether the process is a connection of torpor's, or of a program which has just ended."""
     try:
         argv = (root / "proc" / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ")
     except OSError:

@@ -40,17 +40,19 @@ from torpor.shared.wire.request import Nothing, parse_request
 
 TICK_S: Final = 1.0
 MOST_TAKEN: Final = 8
-"""So many requests that brought a book are remembered: a session repeats only its last one."""
+"""How many requests that brought a book are remembered. A session repeats only its last request."""
 LEAVES_S: Final = 5.0
-"""Who wants it to leave asks for that again and again, and may give up."""
+"""Seconds for which the process counts as asked to leave. Whoever asked repeats the request, and
+may give up."""
 BEGINS_S: Final = 300.0
-"""Within this time a supervisor writes that its command runs, also where it goes on from images,
-and its driver gives it a book."""
+"""Seconds within which a supervisor writes that its command runs (also one that goes on from
+images), and its driver gives it a book."""
 
 
 def autosave(home: Path, lock: int, bundle: str, save: list[str]) -> None:
-    """Serve the request that stdin brings, and those that follow. ``lock``: of the workspace's
-    folder; ``save``: the argv of a process that saves the workspace. Closes stdout once it does."""
+    """Serve the request that stdin brings, and those that follow. ``lock``: the descriptor of the
+    lock of the workspace's folder; ``save``: the argv of a process that saves the workspace. Closes
+    stdout once it serves."""
     asked = parse_line(sys.stdin.buffer.read())
     if not isinstance(asked, Envelope):
         raise InvalidInput("autosave is started with a request")
@@ -63,9 +65,9 @@ def autosave(home: Path, lock: int, bundle: str, save: list[str]) -> None:
 
 
 def refuse_late(request: Autosave, held: str, record: AutosaveRecord) -> None:
-    """A book may have been on its way for long: refuse one that would take the place of another
-    that its sender has not seen, and one for a job that is over. ``held``: the job whose book a
-    process holds; ``record``: what it wrote."""
+    """Refuse a book that may have been on its way for long: one that would replace a book that its
+    sender has not seen, and one for a job that is over. ``held``: the job whose book a process
+    holds; ``record``: what that process wrote."""
     book = request.book
     if not book.job and held not in ("", request.instead_of):
         raise WorkspaceBusy(
@@ -93,19 +95,20 @@ class Autosaver:
         self._leaves_until_s = 0.0
         signal.signal(signal.SIGTERM, self._shut_down)
         self._state = AutosaveState(lives=True)
-        self._heard: deque[tuple[float, float]] = deque()  # of saves that have not ended
+        # of saves that have not ended: when the notice came, and when it was heard
+        self._heard: deque[tuple[float, float]] = deque()
         self._stored_s = time.monotonic()
         self._record = msgspec.structs.replace(self._folder.read(), saves_until_unix=0.0)
-        self._kept: Kept | None = None  # of its job, as it was seen last
+        self._kept: Kept | None = None  # the record of its job, as it was seen last
         self._begins_s = 0.0
         self._is_written = False
-        self._look_at_command()  # before a book for another job
+        self._look_at_command()  # before a book for another job is used
         self._serve(asked)
         self._look_at_command()
 
     def run(self) -> None:
         while not self._done():
-            self._requests.wait(TICK_S)  # what is due may be held back for hours
+            self._requests.wait(TICK_S)  # the next due time may be hours away
             if self._shuts_down:
                 self._shuts_down, self._trigger.shuts_down = False, True
                 words = "the machine shuts down: the autosave process got SIGTERM"
@@ -142,12 +145,13 @@ class Autosaver:
             saved = done.saved or self._state.saved
             self._state = replace(self._state, saved=saved, stored_unix=began_unix)
         saved = done.saved or self._record.saved
-        heard = not done.scheduled and self._record.notice is not None  # by this attempt
+        # whether this attempt heard the notice
+        heard = not done.scheduled and self._record.notice is not None
         self._update(saved=saved, save_error=done.error if heard else self._record.save_error)
 
     def _update(self, **changes: Any) -> None:
-        """Write what is to be said of the job's attempt; what cannot be written now is tried again
-        at each tick."""
+        """Write the record of the job's attempt; what cannot be written now is tried again at each
+        tick."""
         self._record = msgspec.structs.replace(self._record, **changes)
         try:
             self._folder.write(self._record)
@@ -168,7 +172,7 @@ class Autosaver:
 
     @property
     def _is_leaving(self) -> bool:
-        """Whether somebody waits for its end, and asks for that again and again."""
+        """Whether somebody waits for the end of this process, and repeats the request."""
         return time.monotonic() < self._leaves_until_s
 
     def _is_for_a_command(self) -> bool:
@@ -184,10 +188,10 @@ class Autosaver:
                 self._kept = JobFolder(self._home, self._record.job).read() or self._kept
 
     def _look_at_folder(self) -> None:
-        """Make again what somebody has removed, as `rm -rf ~/.*` of a job's command does. Where
-        there is no folder of this process any more, it stays only for a job. What cannot be made
-        now is tried again at each tick, unless what HOME stood in is gone, too."""
-        with suppress(OSError):  # it is not known what is there
+        """Make again what somebody has removed, as `rm -rf ~/.*` of a job's command does. If the
+        folder is gone for good, this process stays only for a job. What cannot be made now is tried
+        again at each tick, unless the directory that contained HOME is gone, too."""
+        with suppress(OSError):  # what the folder holds is unknown
             if self._folder.is_whole(self._lock):
                 return
             is_for_a_job = self._is_for_a_command() or bool(self._trigger.job)
@@ -204,12 +208,13 @@ class Autosaver:
             self._update()
 
     def _hold(self, lock: int, before: int | None = None) -> None:
-        """Hold this lock from now on, in place of the one ``before``. OSError where it cannot take
-        the name of the bundle, which stays on the disk as long as this process lives."""
+        """Hold this lock from now on, in place of the lock ``before``. OSError where the name of
+        the bundle cannot be written into it, which stays on the disk as long as this process
+        lives."""
         os.set_inheritable(lock, False)
         name = f"{self._bundle}\n".encode()
         try:
-            os.pwrite(lock, name, 0)  # first, or a full disk would leave none
+            os.pwrite(lock, name, 0)  # written first: otherwise a full disk would leave no name
             os.ftruncate(lock, len(name))
         except OSError:
             os.close(lock)
@@ -246,7 +251,8 @@ class Autosaver:
     def _take_book(self, request: Autosave, request_id: str) -> None:
         book = request.book
         self._refuse_unwanted(request)
-        if request_id in self._record.taken:  # its answer was lost: grants of it may be used
+        # the answer to this request was lost: its grants may be used already
+        if request_id in self._record.taken:
             return
         self._leaves_until_s = 0.0
         if book.job:
@@ -259,7 +265,7 @@ class Autosaver:
         self._state = msgspec.structs.replace(
             self._state, until_unix=until_unix, lasts_s=book.lasts_s
         )
-        if not book.every_s:  # no save comes that would replace what the last one said
+        if not book.every_s:  # no save comes that would replace the result of the last one
             self._state = msgspec.structs.replace(self._state, error="")
         taken = [*self._record.taken, request_id][-MOST_TAKEN:]
         saves_until_unix = until_unix if book.job else 0.0
@@ -293,8 +299,8 @@ class Autosaver:
         self._update(notices=request.notices, over=False)
 
     def _begin(self, job: str, attempt: int) -> None:
-        """What was heard for another attempt does not count for this one, unless it is heard
-        again."""
+        """Begin an attempt. A notice that was heard for another attempt does not count, unless it
+        is heard again."""
         if (self._record.job, self._record.attempt) != (job, attempt):
             until_unix = self._record.saves_until_unix if self._record.job == job else 0.0
             taken = self._record.taken
@@ -304,7 +310,7 @@ class Autosaver:
             self._trigger.listen([])
 
     def _attempt_of(self, job: str) -> int:
-        """The newest attempt that is known here."""
+        """The newest attempt that this process knows."""
         known = self._record.attempt if self._record.job == job else 0
         with suppress(TorporError, OSError):
             kept = JobFolder(self._home, job).read()

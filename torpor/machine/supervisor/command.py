@@ -1,8 +1,7 @@
-"""The user's command: a child in a session of its own, which waits until it is on record.
-
-Between its fork and its record a supervisor may be killed. So the child runs the user's program
-only after a byte came through a pipe; if the supervisor dies before, it reads the end and leaves.
-"""
+"""The user's command: a child in a session of its own, which waits until the command is on record.
+A supervisor may be killed between the fork and the record. So the child runs the user's program
+only after a byte came through a pipe; if the supervisor dies before, the child reads the end of the
+pipe and exits."""
 
 from __future__ import annotations
 
@@ -20,7 +19,8 @@ NOT_STARTED: Final = 126
 """What a shell gives as the status of a command that it cannot start."""
 _GO: Final = b"g"
 _RESTORED: Final = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
-"""A program would inherit what Python, the supervisor or whoever started the machine ignores."""
+"""Signals whose handling is reset: otherwise a program would inherit which signals Python, the
+supervisor or the starter of the machine ignores."""
 
 
 class Command:
@@ -47,10 +47,10 @@ class Command:
         self.id: Final[ProcessId] = identify(pid)
 
     def go(self) -> str:
-        """Let it run. Returns why it could not be started; empty if it was."""
+        """Let the command run. Returns why it could not be started; empty if it was."""
         try:
             os.write(self._begin, _GO)
-        except BrokenPipeError:  # someone has ended it: that is how it ended
+        except BrokenPipeError:  # somebody has ended the child: that is the command's end
             return ""
         finally:
             os.close(self._begin)
@@ -58,14 +58,15 @@ class Command:
             return said.read()
 
     def poll(self) -> int | None:
-        """Its exit status, negative for a signal; None while it runs."""
+        """The command's exit status, negative for a signal; None while it runs."""
         pid, status = os.waitpid(self.id.pid, os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if pid else None
 
 
 class Thawed:
-    """A command whose processes went on in a namespace of their own. ``root``: their root's id
-    there. The namespace's first process, which is a child of this process, ends with its status."""
+    """A command whose processes went on in a namespace of their own. ``root``: the id of its first
+    process there. The namespace's first process is a child of this process, and ends with the
+    command's status."""
 
     def __init__(self, namespace: Namespace, root: int) -> None:
         self.id: Final[ProcessId] = identify(namespace.first)
@@ -73,12 +74,13 @@ class Thawed:
         self._namespace = namespace
 
     def go(self) -> str:
-        """It runs already. From now on it also does without its supervisor."""
+        """Return at once, because the command runs already. From now on it also runs without its
+        supervisor."""
         self._namespace.keep()
         return ""
 
     def poll(self) -> int | None:
-        """Its exit status, 128 and the number of a signal; None while it runs."""
+        """The command's exit status, 128 and the number for a signal; None while it runs."""
         pid, status = os.waitpid(self.id.pid, os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if pid else None
 

@@ -37,10 +37,10 @@ _ID: Final = re.compile(r"[0-9a-f]{12}")
 
 class Kept(msgspec.Struct, frozen=True):
     """The file ``state``. ``state.state`` is running or ended; ``bundle`` is what the supervisor
-    was started from. ``serves``: the command is a server. ``root``: of processes that went on in a
-    namespace of their own, the id of their root there; ``command`` is then its first process.
-    ``freeze``: how the command is frozen for a machine that is taken away; None where it is not to
-    be."""
+    was started from. ``serves``: the command is a server. ``root``: for processes that went on in a
+    namespace of their own, the id of their root there; ``command`` is then the namespace's first
+    process. ``freeze``: how the command is frozen when the machine is taken away; None if it is not
+    frozen then."""
 
     state: JobState
     supervisor: ProcessId
@@ -58,14 +58,14 @@ class Kept(msgspec.Struct, frozen=True):
 
     @property
     def at_work(self) -> bool:
-        """Whether the command runs, also where its supervisor is lost."""
+        """Whether the command runs, or its supervisor is lost and it may run."""
         return self.runs and (self.command.lives or self.supervisor.lives)
 
 
 class AutosaveRecord(msgspec.Struct, frozen=True):
-    """What an autosave process has to say of the newest ``attempt`` of a ``job`` that it heard for,
-    in the fields of JobState; and what another one needs that takes its place: ``notices``, which
-    it asks, whether the job is ``over``, because somebody has stopped it, and ``taken``, the
+    """What an autosave process says of the newest ``attempt`` of a ``job`` that it heard notices
+    for, in the fields of JobState; and what a process that replaces it needs: ``notices``, the
+    services to ask, whether the job is ``over`` because somebody has stopped it, and ``taken``, the
     requests that have brought a book."""
 
     job: str = ""
@@ -93,13 +93,13 @@ class ProcessFolder:
         self.path.mkdir(mode=0o700, exist_ok=True)
 
     def take(self) -> int | None:
-        """The lock; None while its process holds it, or someone who starts one."""
+        """The lock; None while the folder's process holds it, or somebody who is starting one."""
         return self._locked("alive")
 
     @property
     def is_locked(self) -> bool:
-        """Whether its process lives, or is being started. Whoever takes the lock at the same moment
-        has to try again. OSError where that is unknown."""
+        """Whether the folder's process lives, or is being started. Whoever takes the lock at the
+        same moment has to try again. OSError where that is unknown."""
         try:
             lock = self.take()
         except FileNotFoundError:  # somebody has removed the folder
@@ -112,7 +112,8 @@ class ProcessFolder:
         """The process's socket; only the holder of the lock may call this."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with self._opened() as folder:
-            name = f"/proc/self/fd/{folder}/socket"  # sun_path holds 108 bytes, HOME may have more
+            # sun_path holds 108 bytes, and HOME's path may be longer
+            name = f"/proc/self/fd/{folder}/socket"
             if os.path.lexists(name):
                 os.unlink(name)
             listener.bind(name)
@@ -121,10 +122,11 @@ class ProcessFolder:
         return listener
 
     def connect(self) -> socket.socket:
-        """A connection to the process; OSError where none listens, or one has not answered those
-        who asked before."""
+        """A connection to the process; OSError where none listens, or where a process has left
+        earlier connections unanswered."""
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        peer.settimeout(CONNECT_S)  # else it would wait for room in the queue of one that hangs
+        # otherwise it would wait for room in the queue of a process that hangs
+        peer.settimeout(CONNECT_S)
         try:
             with self._opened() as folder:
                 peer.connect(f"/proc/self/fd/{folder}/socket")
@@ -134,7 +136,7 @@ class ProcessFolder:
         return peer
 
     def identity(self) -> tuple[int, int] | None:
-        """Which folder it is; None once it is gone. OSError where that is unknown."""
+        """The identity of the folder; None once it is gone. OSError where that is unknown."""
         try:
             facts = self.path.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -150,19 +152,20 @@ class ProcessFolder:
             return False
 
     def is_whole(self, lock: int) -> bool:
-        """Whether all is there that the process which holds ``lock`` keeps here. OSError where
-        that is unknown."""
+        """Whether everything is there that the process which holds ``lock`` keeps in the folder.
+        OSError where that is unknown."""
         files = (self._home / MARKER, self.path / "socket", self._state)
         return self.is_locked_by(lock) and all(_is_there(path) for path in files)
 
     @property
     def has_place(self) -> bool:
-        """Whether what HOME stands in is there. OSError where that is unknown."""
+        """Whether the directory that contains HOME exists. OSError where that is unknown."""
         return _is_there(self._home.parent)
 
     def make_again(self, lock: int) -> int | None:
-        """Make again the folder of the process that holds ``lock``, and HOME: not what HOME
-        stands in. The lock that it is to hold from now on; None while somebody else holds it."""
+        """Make HOME again, and in it the folder of the process that holds ``lock``, but not the
+        directory that contains HOME. Returns the lock that the process is to hold from now on; None
+        while somebody else holds that."""
         mark_home(self._home, again=True)
         self.make()
         return lock if self.is_locked_by(lock) else self.take()
@@ -200,7 +203,7 @@ class ProcessFolder:
 
 
 class JobFolder(ProcessFolder):
-    """The folder of one job. InvalidInput for an id that is none."""
+    """The folder of one job. InvalidInput for text that is no job's id."""
 
     def __init__(self, home: Path, job: str) -> None:
         if not _ID.fullmatch(job):
@@ -210,13 +213,13 @@ class JobFolder(ProcessFolder):
 
     def take_log(self) -> int | None:
         """The lock of the command's log and of its end: a supervisor holds it while it looks at
-        both, and whoever freezes the command until that is over. None while another one holds
-        it."""
+        both, and the save that freezes the command until the save is over. None while another
+        process holds it."""
         return self._locked("log")
 
     @property
     def has_supervisor(self) -> bool:
-        """Whether a supervisor of the job lives; the folder need not be there."""
+        """Whether a supervisor of the job lives, even if the folder is gone."""
         return bool(own_processes(self.path))
 
     def read(self) -> Kept | None:
@@ -227,20 +230,21 @@ class JobFolder(ProcessFolder):
             return None
         try:
             return msgspec.convert(json.loads(text), learned(Kept))
-        except ValueError as error:  # a ValidationError is one
+        except ValueError as error:  # a ValidationError is a ValueError
             raise MachineError(
                 f"{self._state} is not what torpor wrote ({error}): end the job's processes on the "
                 "machine and remove that file"
             ) from None
 
     def look(self) -> tuple[JobState, Kept | None]:
-        """How the command stands now, with what the autosave process says of this attempt, and
-        what the supervisor wrote; none where somebody has removed that."""
+        """The state of the command, with what the autosave process says of this attempt, and what
+        the supervisor wrote; none where somebody has removed that file."""
         kept = self.read()
         if kept is None:
             return JobState(self.job, 0, "none"), None
         if kept.runs and not kept.supervisor.lives:
-            kept = self.read() or kept  # it may have written how the command ended, and then ended
+            # the supervisor may have written the command's end just before it ended
+            kept = self.read() or kept
             if kept.runs and not kept.supervisor.lives:
                 return self._told(msgspec.structs.replace(kept.state, state="lost")), kept
         return self._told(kept.state), kept
@@ -253,15 +257,17 @@ class JobFolder(ProcessFolder):
                 return msgspec.structs.replace(
                     state,
                     notice=told.notice,
-                    saved=told.saved or state.saved,  # of a supervisor of an older bundle
+                    saved=told.saved or state.saved,  # set by a supervisor of an older bundle
                     save_error=told.save_error,
-                    not_frozen=told.not_frozen or state.not_frozen,  # as saved
+                    # set by a supervisor of an older bundle
+                    not_frozen=told.not_frozen or state.not_frozen,
                     saves_until_unix=told.saves_until_unix if holds_book else 0.0,
                 )
         return state
 
     def processes(self, kept: Kept | None) -> list[int]:
-        """The live processes of the job: of its command, and what that left in the background."""
+        """The live processes of the job: those of its command, and those that the command left in
+        the background."""
         if kept is None:
             return of_job(self.path, None, None)
         return of_job(self.path, kept.command, kept.supervisor)
@@ -275,7 +281,7 @@ class AutosaveFolder(ProcessFolder):
         self.workspace: Final = workspace
 
     def bundle(self) -> str:
-        """What the newest process was started from."""
+        """The bundle from which the newest process was started."""
         try:
             return (self.path / "alive").read_text("utf-8").strip()
         except FileNotFoundError:
@@ -283,12 +289,12 @@ class AutosaveFolder(ProcessFolder):
 
     @property
     def has_told(self) -> bool:
-        """Whether a process has written anything."""
+        """Whether an autosave process has written anything."""
         return _is_there(self._state)
 
     def read(self) -> AutosaveRecord:
-        """What the newest process wrote, whether it lives or not; nothing where that is not what
-        one writes."""
+        """What the newest process wrote, whether the process lives or not; empty where the file is
+        not of that form."""
         try:
             return msgspec.convert(json.loads(self._state.read_bytes()), learned(AutosaveRecord))
         except (OSError, ValueError):
@@ -296,7 +302,7 @@ class AutosaveFolder(ProcessFolder):
 
 
 def autosave_folders(home: Path) -> list[AutosaveFolder]:
-    """One for each workspace that was ever saved so."""
+    """The folders of all workspaces that were ever saved by an autosave process."""
     try:
         return [AutosaveFolder(home, WorkspaceName(n)) for n in os.listdir(home / AUTOSAVES)]
     except FileNotFoundError:
@@ -312,7 +318,7 @@ def _is_there(path: Path) -> bool:
 
 
 def job_folders(home: Path) -> list[JobFolder]:
-    """One for each job that was ever started here."""
+    """The folders of all jobs that were ever started on this machine."""
     try:
         names = sorted(os.listdir(home / JOBS))
     except FileNotFoundError:
@@ -321,6 +327,6 @@ def job_folders(home: Path) -> list[JobFolder]:
 
 
 def all_kept(home: Path) -> list[tuple[JobFolder, Kept]]:
-    """What the supervisors of every job wrote. MachineError where one of it cannot be read."""
+    """What the supervisors of all jobs wrote. MachineError where a file cannot be read."""
     folders = job_folders(home)
     return [(folder, kept) for folder in folders if (kept := folder.read()) is not None]

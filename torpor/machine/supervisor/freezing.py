@@ -1,4 +1,5 @@
-"""Whether the time that a market leaves suffices to freeze a job's command and to store that."""
+"""Whether the time that a market leaves is long enough to freeze a job's command and to store the
+images."""
 
 from __future__ import annotations
 
@@ -7,17 +8,17 @@ from typing import Final
 import msgspec
 
 DUMP_BYTES_S: Final = 100e6
-"""A slow disk that images are written to."""
+"""Assumed bytes a second of a slow disk, to which images are written."""
 UPLOAD_BYTES_S: Final = 30e6
-"""Where the save before it moved too little to say."""
+"""Assumed bytes a second of storing, where the save before moved too little to measure it."""
 LEAST_BYTES: Final = 4 << 20
-"""What a save must move to say how fast the machine stores."""
+"""The least bytes that a save must move to show how fast the machine stores."""
 FIXED_S: Final = 3.0
-"""For the walks, the manifest, and a look at the GPUs."""
+"""Seconds for the walks, the manifest, and a look at the GPUs."""
 MARGIN: Final = 1.5
 NOTICES: Final = frozenset({"aws-spot", "gcp", "azure"})
-"""Those after which the command runs on for a while: where the machine shuts down, the command is
-being ended as well, and would go on elsewhere with its own end."""
+"""Kinds of notice after which the command runs on for a while. After others, the machine shuts down
+and ends the command, too: a frozen command would go on elsewhere with its own end."""
 
 
 class Freeze(msgspec.Struct, frozen=True):
@@ -30,8 +31,8 @@ class Freeze(msgspec.Struct, frozen=True):
 
 
 def why_too_late(held_bytes: int, stored_bytes_s: float, left_s: float) -> str:
-    """Why a tree that holds so much memory is not frozen in the time that is left; empty where it
-    is. ``stored_bytes_s``: how fast the last save stored, 0 where that is not known."""
+    """Why a process tree with this much memory cannot be frozen in the time that is left; empty if
+    it can. ``stored_bytes_s``: how fast the last save stored, 0 where that is not known."""
     moved_s = held_bytes / DUMP_BYTES_S + held_bytes / (stored_bytes_s or UPLOAD_BYTES_S)
     needs_s = FIXED_S + MARGIN * moved_s
     if needs_s <= left_s:

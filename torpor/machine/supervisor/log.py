@@ -16,22 +16,24 @@ from torpor.shared.errors import InvalidInput
 from torpor.shared.values import JOB_LOGS, MIB, PROGRAMS
 
 MOST_BYTES: Final = 1 * MIB
-"""Read at once. A character may need six bytes on the wire, whose lines hold 16 MiB."""
+"""Bytes that one request reads at most. A character may need six bytes on the wire, whose lines
+hold 16 MiB."""
 MOST_LOG_BYTES: Final = 64 * MIB
-"""The longest log. Each save of the job holds it: a program may write for months."""
+"""Bytes of the longest log. Each save of the job holds the log, and a program may write for
+months."""
 _LONGEST_LINE: Final = 64 * 1024
-_LEAST_BYTES: Final = 4  # a character
+_LEAST_BYTES: Final = 4  # bytes of the longest character
 
 
 class Piece(NamedTuple):
     text: str
-    offset: int  # where it goes on
+    offset: int  # the offset at which the next read goes on
 
 
 def open_log(path: str, *, again: bool = False) -> int:
     """Open the log to append, which makes it and its folder, with a .gitignore in a folder of ours.
-    ``again``: not what that folder stands in, which its user may have removed to make anew.
-    InvalidInput where that cannot be."""
+    ``again``: do not make the folder's parents, which the user may have removed in order to make
+    them again. InvalidInput where the log cannot be opened."""
     folder = os.path.dirname(path)
     if again and not os.path.isdir(folder):
         os.mkdir(folder, mode=0o700)
@@ -45,17 +47,17 @@ def open_log(path: str, *, again: bool = False) -> int:
 
 class Output:
     """The log as a command writes it. Where somebody removes it (`git clean -fdx`), the command
-    writes on into a file without a name: that is copied to the log's path, as it grows."""
+    writes on into a file without a name: that file is copied to the log's path, as it grows."""
 
     def __init__(self, path: str) -> None:
         self._path: Final = path
         self._fd: Final = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._copied = 0  # of a file without a name; of one with a name: all that is there
+        self._copied = 0  # of a log without a name: bytes copied; of one with a name: its size
 
     def keep(self, *, ended: bool = False) -> None:
-        """Copy what is new, if the log was removed. Until the command has ``ended``, what the log's
-        folder stands in is not made again: the command may make it anew. OSError or InvalidInput
-        where that cannot be now."""
+        """Copy what is new, if the log was removed. Until the command has ``ended``, parents of the
+        log's folder are not made again, because the command may do so. OSError or InvalidInput
+        where the log cannot be made now."""
         facts = os.fstat(self._fd)
         if facts.st_nlink:
             self._copied = facts.st_size
@@ -64,7 +66,7 @@ class Output:
         if removed:
             self._copied = 0
         elif facts.st_size <= self._copied:
-            self._copied = facts.st_size  # its command has cut it
+            self._copied = facts.st_size  # the command has cut the log
             return
         with (
             open(open_log(self._path, again=not ended), "wb") as again,
@@ -75,13 +77,13 @@ class Output:
             self._copied = file.tell()
         if removed:
             say(self._path, "the log was removed: its lines up to here are written again")
-        if self._copied > MOST_LOG_BYTES:  # the command appends, so this moves where it writes
+        if self._copied > MOST_LOG_BYTES:  # the command appends, so it goes on behind the cut
             os.truncate(f"/proc/self/fd/{self._fd}", 0)
             self._copied = 0
 
 
 def size_of(path: str) -> int:
-    """How long the log is; 0 where there is none. OSError where that cannot be known."""
+    """The length of the log; 0 where there is none. OSError where it is unknown."""
     try:
         return os.stat(path).st_size
     except FileNotFoundError:
@@ -105,23 +107,24 @@ def cut(path: str, most_bytes: int) -> None:
         return
     with open(path, "r+b") as file:
         file.seek(-(most_bytes // 2), os.SEEK_END)
-        file.readline(_LONGEST_LINE)  # whose beginning goes
+        file.readline(_LONGEST_LINE)  # drops the line whose beginning is cut off
         kept = file.read()
         file.seek(0)
         file.write(_line(f"older lines are gone: a log is cut at {most_bytes // MIB} MiB"))
         file.write(kept)
-        file.truncate()  # the command appends, so this moves where it writes
+        file.truncate()  # the command appends, so it goes on behind the cut
 
 
 def read(path: str, offset: int, most_bytes: int, began: int, *, whole: bool) -> Piece:
     """The log from ``offset``. A log that is shorter than that was cut or replaced: it is read from
     ``began``, where this attempt began, or from its start if it is shorter than that too.
 
-    Text ends between characters; bytes that are none are replaced. ``whole``: nobody writes any
-    more, so that what stands at the end is no part of a character. OSError where it cannot be read.
+    Text ends between characters; bytes that are no characters are replaced. ``whole``: nobody
+    writes any more, so that the end is not within a character. OSError where the log cannot be
+    read.
     """
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would not answer
+        if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe would block
             return Piece("", 0)
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -138,7 +141,7 @@ def read(path: str, offset: int, most_bytes: int, began: int, *, whole: bool) ->
 def _ignore(folder: str) -> None:
     """Let git leave the folder out."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with suppress(OSError):  # it is there; or the log cannot be written either
+    with suppress(OSError):  # the file exists; or the log cannot be written either
         fd = os.open(f"{folder}/.gitignore", flags, 0o600)
         os.write(fd, b"*\n")
         os.close(fd)

@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 from typing import Final
 
-MARKER: Final = ".torpor-home"  # without it a folder is not ours, and is not removed
+MARKER: Final = ".torpor-home"  # without the marker, a folder is not torpor's and is not removed
 
 
 def mark_home(home: Path, *, again: bool = False) -> None:
     """Make ``home`` and its marker where they are missing, but not what ``home`` stands in.
 
-    A marker that is made ``again`` says so in a word: its time is not when the machine began.
+    A marker that is made ``again`` contains a word that says so, because its time is not when the
+    machine began.
     """
     home.mkdir(mode=0o700, exist_ok=True)
     marker = home / MARKER
@@ -22,7 +23,7 @@ def mark_home(home: Path, *, again: bool = False) -> None:
         return
     try:
         os.write(fd, b"made again\n" if again else b"")
-    except OSError:  # the disk is full: an empty marker would be a first one
+    except OSError:  # the disk is full: an empty marker would look like a first one
         marker.unlink()
         raise
     finally:

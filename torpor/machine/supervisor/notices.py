@@ -21,9 +21,9 @@ from torpor.shared.values import KIB
 from torpor.shared.wire.job import SPOT_NOTICE_S, Notice, NoticeSource
 
 EVERY_S: Final = {"aws": 5.0, "gcp": 2.0, "azure": 2.0}
-"""How often a service is asked: AWS gives two minutes, the others thirty seconds."""
+"""Seconds between two questions to a service: AWS leaves two minutes, the others thirty seconds."""
 ANSWER_S: Final = 2.0
-"""The longest that a service is waited for, however slowly it sends."""
+"""Seconds that a service may take for an answer, however slowly it sends."""
 ANSWER_BYTES: Final = 64 * KIB
 MOST_NOTICES: Final = 100
 """Notices after this many are ignored."""
@@ -78,7 +78,7 @@ class NoticeListener:
 
     @property
     def wait_s(self) -> float | None:
-        """Seconds until a service is due; None if there is none to ask."""
+        """Seconds until a service is due; None if there is no service to ask."""
         return max(0.0, min(self._due) - self._clock()) if self._due else None
 
 
@@ -129,7 +129,7 @@ class _Aws(_Service):
             answer = self._ask("GET", url, {"X-aws-ec2-metadata-token": self._token})
             if answer is None or answer.status != 401:
                 return _object(answer)
-            self._token = ""  # its time is over
+            self._token = ""  # the token has expired
         return {}
 
     def _new_token(self) -> str:
@@ -149,7 +149,7 @@ class _Gcp(_Service):
             return []
         given_s = SPOT_NOTICE_S[
             "gcp"
-        ]  # no time: https://cloud.google.com/compute/docs/instances/spot
+        ]  # GCP says no time: https://cloud.google.com/compute/docs/instances/spot
         words = f"Google Cloud takes the machine within {given_s:.0f} s"
         return [self._notice("gcp", "", words, self._now() + given_s)]
 
@@ -195,7 +195,7 @@ def ask_service(
 
 
 class _Lent:
-    """As much of a socket as HTTPResponse uses: bounded in time and in bytes."""
+    """A socket as HTTPResponse needs it, with limits on time and bytes."""
 
     def __init__(self, line: socket.socket, ends: float) -> None:
         self._line = line

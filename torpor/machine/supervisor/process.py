@@ -39,8 +39,8 @@ from torpor.shared.wire.request import Nothing, parse_request
 
 TICK_S: Final = 1.0
 FROZEN_S: Final = 12 * 3600.0
-"""How long a supervisor stays for a frozen command that nobody lets go on or stops: as long as a
-machine saves by itself. Until then nothing else may be stored here."""
+"""Seconds that a supervisor stays for a frozen command that nobody lets go on or stops: as long as
+a machine saves by itself. Until then no other snapshot may be stored of this machine."""
 
 
 def supervise(home: Path, lock: int, bundle: str) -> None:
@@ -48,7 +48,7 @@ def supervise(home: Path, lock: int, bundle: str) -> None:
 
     Closes stdout once the command runs, or could not be started and that is on record.
     """
-    os.set_inheritable(lock, False)  # the command must not hold it when this process is gone
+    os.set_inheritable(lock, False)  # the command must not hold the lock when this process is gone
     asked = parse_line(sys.stdin.buffer.read())
     if not isinstance(asked, Envelope):
         raise InvalidInput("a supervisor is started with a request")
@@ -61,7 +61,7 @@ def supervise(home: Path, lock: int, bundle: str) -> None:
 
 
 class Supervisor:
-    """Begins the attempt as it is made."""
+    """Runs one attempt of a job's command."""
 
     def __init__(self, home: Path, lock: int, request: StartJob, bundle: str) -> None:
         self._folder = JobFolder(home, request.job)
@@ -78,7 +78,7 @@ class Supervisor:
         self._look_at_orphans()
 
     def run(self) -> None:
-        """Until the command has ended, that is written, and nothing is left to do."""
+        """Run until the command has ended, its end is written, and nothing is left to do."""
         while not self._done():
             self._requests.wait(TICK_S)
             self._look_at_command()
@@ -129,15 +129,15 @@ class Supervisor:
             Freeze(request.job, request.images, request.criu) if request.freezes else None,
         )
         self._folder.write(self._kept)
-        self._written = True  # before it runs
+        self._written = True  # written before the command runs
         error = self._command.go()
         if error:
             self._keep(error=error)
         self._look_at_command()
 
     def _look_at_command(self) -> None:
-        """What is being frozen needs its log as it is, unless somebody ends it. Its end is its
-        save's to say first."""
+        """Nothing is done while the command is being frozen, which needs its log unchanged, unless
+        somebody ends the command. The save says first how a frozen command ended."""
         if self._kept.runs:
             try:
                 lock, is_free = self._folder.take_log(), False
@@ -166,7 +166,7 @@ class Supervisor:
     def _ended(self, status: int) -> None:
         state = self._kept.state
         frozen = frozen_for(self._images) if self._images and status == -signal.SIGKILL else None
-        if frozen is not None:  # it goes on with its log as it is
+        if frozen is not None:  # a frozen command goes on with its log as it is
             self._frozen_s = time.monotonic()
             self._keep(state="ended", status=status, ended_unix=time.time(), frozen=frozen)
             return
@@ -182,7 +182,8 @@ class Supervisor:
         self._keep(state="ended", status=status, ended_unix=time.time())
 
     def _keep(self, **changes: Any) -> None:
-        """Write what has changed; what cannot be written now is tried again at each tick."""
+        """Write the state if it has changed; what cannot be written now is tried again at each
+        tick."""
         state = msgspec.structs.replace(self._kept.state, **changes)
         self._kept = msgspec.structs.replace(self._kept, state=state)
         failed_before = not self._written
@@ -196,8 +197,9 @@ class Supervisor:
 
     def _look_at_folder(self) -> None:
         """Make again what somebody has removed, as `rm -rf ~/.*` of the command does. What cannot
-        be made now is tried again at each tick, unless what HOME stood in is gone, too."""
-        with suppress(OSError):  # it is not known what is there
+        be made now is tried again at each tick, unless the directory that contained HOME is gone,
+        too."""
+        with suppress(OSError):  # what the folder holds is unknown
             if self._folder.is_whole(self._lock):
                 return
             self._has_place = self._folder.has_place
@@ -214,13 +216,14 @@ class Supervisor:
     def _done(self) -> bool:
         if self._kept.runs:
             return False
-        if not self._has_place:  # there is nowhere to write it
+        if not self._has_place:  # there is no place to write to
             return True
-        stays = self._has_orphans or self._is_frozen()  # init would adopt the orphans
+        # if this process left, init would adopt the orphans
+        stays = self._has_orphans or self._is_frozen()
         return self._written and (self._leaving or not stays)
 
     def _is_frozen(self) -> bool:
-        """Whether the command, which was ended, may go on soon."""
+        """Whether the command was frozen and ended, and may go on soon."""
         if self._kept.state.frozen is None or self._images is None:
             return False
         is_recent = time.monotonic() < self._frozen_s + FROZEN_S
@@ -230,7 +233,8 @@ class Supervisor:
 
     def _serve(self, asked: Envelope) -> Nothing:
         if asked.op == Bye.op:
-            if asked.id == str(self._kept.state.attempt):  # else it was meant for another one
+            # otherwise the request was meant for another attempt
+            if asked.id == str(self._kept.state.attempt):
                 self._leaving = True
         else:
             raise InvalidInput("this supervisor does not know what it is asked for")
@@ -238,7 +242,8 @@ class Supervisor:
 
 
 def _among_nodes(request: StartJob) -> dict[str, str]:
-    """How the command finds those of the other machines; nothing where there are none."""
+    """The environment variables by which the command finds the other machines of its job; none if
+    there are none."""
     if not request.nodes:
         return {}
     return {
@@ -250,7 +255,7 @@ def _among_nodes(request: StartJob) -> dict[str, str]:
 
 
 def _thawed(request: StartJob) -> tuple[Thawed | None, str]:
-    """The command whose processes go on, or why they do not. Its images are removed."""
+    """The command whose frozen processes go on, or why they do not. The images are removed."""
     images = Path(request.images)
     if not os.path.lexists(images):
         return None, "the workspace holds none that were frozen" if request.frozen else ""
@@ -276,7 +281,7 @@ def _signal_name(number: int) -> str:
 
 
 def _note(words: str) -> None:
-    """Into the agent's log, which is this process's standard error. A full disk has no room for
-    it either."""
+    """Write a line into the agent's log, which is this process's standard error. Ignores errors of
+    a full disk."""
     with suppress(OSError):
         os.write(2, f"supervisor: {words}\n".encode("utf-8", "backslashreplace"))

@@ -28,7 +28,7 @@ OWN_MARK: Final = "TORPOR_SUPERVISOR_FOLDER"
 """The environment variable of a supervisor and of an autosave process, which are no processes of a
 job; it holds the process's folder, which a command may remove."""
 HARD_S: Final = 10.0
-"""A process that got SIGKILL is gone within this time, or hangs in the kernel."""
+"""Seconds within which a process that got SIGKILL is gone, or hangs in the kernel."""
 _QUICKEST_S: Final = 0.01
 _SLOWEST_S: Final = 0.25  # a look reads two files for each process of the machine
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -36,7 +36,7 @@ _GONE: Final = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
 class ProcessId(msgspec.Struct, frozen=True):
-    """A process as a file names it. ``ticks``: its start, counted from the boot."""
+    """A process as a file names it: its pid, and in ``ticks`` its start since the boot."""
 
     pid: int
     ticks: int
@@ -44,18 +44,18 @@ class ProcessId(msgspec.Struct, frozen=True):
 
     @property
     def lives(self) -> bool:
-        """Whether it runs now. A zombie has ended."""
+        """Whether the process runs now. A zombie has ended."""
         found = _look(self.pid)
         return found is not None and self._is(found) and not found.ended
 
     @property
     def began_s(self) -> float:
-        """When it started, on the boot clock."""
+        """When the process started, on the boot clock."""
         return self.ticks / os.sysconf("SC_CLK_TCK")
 
     def may_lead(self) -> bool:
-        """Whether processes of its session may be left, and be no other's. The kernel gives its pid
-        to no other process as long as one of its session lives."""
+        """Whether other processes of its session may be left. The kernel gives a pid to no other
+        process while one of its session lives."""
         found = _look(self.pid)
         return self.boot == boot_id() and (found is None or self._is(found))
 
@@ -72,8 +72,8 @@ class _Seen(msgspec.Struct, frozen=True):
 
 
 def identify(pid: int) -> ProcessId:
-    """The process that has this pid now, which may have ended unless nobody waited for it;
-    ProcessLookupError for none."""
+    """The process that has this pid now. Only a process that somebody waits for cannot have ended
+    meanwhile. ProcessLookupError for none."""
     found = _look(pid)
     if found is None:
         raise ProcessLookupError(f"there is no process {pid}")
@@ -116,8 +116,8 @@ def own_folders(parent: Path) -> set[Path]:
 
 
 def kill(pids: Iterable[int]) -> None:
-    """SIGKILL for each of them that sees the same file systems as this process: in a container, the
-    same path is another folder."""
+    """Send SIGKILL to each of the processes that sees the same file systems as this process: in a
+    container, the same path is another folder."""
     here = _mounts(os.getpid())
     _send([pid for pid in pids if _mounts(pid) == here], signal.SIGKILL)
 
@@ -128,7 +128,8 @@ def descendants(pid: int) -> set[int]:
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """What these processes hold in memory, at most: pages that they share count for each."""
+    """The bytes of memory that these processes hold at most. Shared pages count for each
+    process."""
     pages = 0
     for pid in pids:
         with suppress(*_GONE):
@@ -137,7 +138,7 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 
 def are_stopped(pids: Sequence[int]) -> bool:
-    """Whether there are any, and all of them are stopped."""
+    """Whether there are any processes, and all of them are stopped."""
     looks = [_look(pid) for pid in pids]
     return bool(looks) and all(look is not None and look.stopped for look in looks)
 
@@ -154,8 +155,8 @@ def adopt_orphans() -> None:
 
 
 def reap_orphans(command: int | None) -> bool:
-    """Reap the ended children of this process but for ``command``, which others wait for. Whether
-    any child is left."""
+    """Reap the ended children of this process, except ``command``, for which others wait. Returns
+    whether any child is left."""
     try:
         while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if found.si_pid == command:
@@ -174,7 +175,8 @@ def end_processes(find: Callable[[], list[int]], grace_s: float, check: Callable
     asked: set[int] = set()
     pause_s = _QUICKEST_S
     give_up = time.monotonic() + grace_s
-    while left := find() or find():  # one that forks and ends may hide its child from one look
+    # a process that forks and ends may hide its child from one look
+    while left := find() or find():
         check()
         late_s = time.monotonic() - give_up
         if late_s >= HARD_S:
@@ -183,7 +185,7 @@ def end_processes(find: Callable[[], list[int]], grace_s: float, check: Callable
                 "kernel (a disk or mount that does not answer?), or belong to another user. End "
                 "them on the machine, then run it again"
             )
-        for number in (signal.SIGTERM, signal.SIGCONT):  # one that is stopped hears nothing else
+        for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped process handles no other signal
             _send(set(left) - asked, number)
         asked.update(left)
         if late_s >= 0:
@@ -199,7 +201,7 @@ def _send(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def _of_supervisor(seen: dict[int, _Seen], folder: Path, supervisor: ProcessId | None) -> set[int]:
-    """Without the save that a supervisor of an older bundle makes."""
+    """The processes of a supervisor, without the save that one of an older bundle makes."""
     if supervisor is None or not supervisor.lives:
         return set()
     own_mark = f"{OWN_MARK}={folder}".encode()
@@ -226,15 +228,16 @@ def _look(pid: int) -> _Seen | None:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except _GONE:
         return None
-    # The name in parentheses may hold anything, so count from the last one.
+    # The name in parentheses may hold any character, so fields are counted from the last
+    # parenthesis.
     facts = stat[stat.rfind(b")") + 2 :].split()
-    threads = int(facts[17])  # the first one of a program may end before the others
+    threads = int(facts[17])  # the first thread of a program may end before the others
     ended = facts[0] in (b"Z", b"X") and threads < 2
     return _Seen(int(facts[19]), int(facts[1]), int(facts[3]), ended, facts[0] in (b"T", b"t"))
 
 
 def _own_namespace(command: ProcessId) -> str | None:
-    """The namespace of a command that has one of its own, as processes that went on have."""
+    """The PID namespace of a command that has one of its own, as processes that went on have."""
     found = _namespace(command.pid) if command.lives else None
     return None if found == _namespace(os.getpid()) else found
 
@@ -254,7 +257,8 @@ def _mounts(pid: int) -> str | None:
 
 
 def _is_own(pid: int) -> bool:
-    """Whether it acts for this account: any account can start a process with any environment."""
+    """Whether the process acts for this account: any account can start a process with any
+    environment."""
     try:
         status = Path(f"/proc/{pid}/status").read_bytes()
     except _GONE:

@@ -15,12 +15,12 @@ from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.wire.protocol import MAX_LINE_BYTES, Envelope, Said, encode_line, parse_line
 
 ASKED_S: Final = 5.0
-"""Whoever connects says what it wants within this time: it is the agent, on the same machine."""
+"""Seconds within which a client must send its request: it is the agent, on the same machine."""
 
 
 class Requests:
-    """``serve`` returns the answer to a request, or raises TorporError. The process ignores SIGHUP
-    and SIGINT from now on."""
+    """Receives requests. ``serve`` returns the answer to a request, or raises TorporError. The
+    process ignores SIGHUP and SIGINT from now on."""
 
     def __init__(self, listener: socket.socket, serve: Callable[[Envelope], Any]) -> None:
         self._listener = listener
@@ -38,17 +38,17 @@ class Requests:
         self._listener = listener
 
     def wait(self, seconds: float) -> None:
-        """Until a request was answered, something wakes the process, or the time is over."""
+        """Wait until a request was answered, something wakes the process, or the time is over."""
         ready, _, _ = select.select([self._listener.fileno(), self._woken], [], [], seconds)
         if self._woken in ready:
             os.read(self._woken, 4096)
         if self._listener.fileno() in ready:
-            with suppress(OSError):  # who asked is gone, or says nothing
+            with suppress(OSError):  # the client is gone, or sends nothing
                 self._answer()
 
     def wake(self) -> None:
         """End a wait, from any thread."""
-        with suppress(BlockingIOError):  # it is readable already
+        with suppress(BlockingIOError):  # the pipe is readable already
             os.write(self._wake, b"w")
 
     def _answer(self) -> None:

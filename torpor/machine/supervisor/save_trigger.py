@@ -1,5 +1,5 @@
-"""Hears that the machine will be taken away, and has the workspace saved for each notice and when
-a save is due."""
+"""Hears that the machine will be taken away, and starts a save for each notice and when a scheduled
+save is due."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ NO_BOOK: Final = "the machine has no grants for this job"
 
 
 class Frozen(msgspec.Struct, frozen=True):
-    """What became of the save with the frozen command; its ``error`` says why there is none.
-    ``attempt``: of that command; 0 where it is not known."""
+    """The result of the save with the frozen command; ``error`` says why there is none.
+    ``attempt``: the attempt of that command; 0 where unknown."""
 
     done: Rescued
     attempt: int = 0
@@ -53,7 +53,8 @@ class SaveTrigger:
         self._ends_s = 0.0
         self._failed = False
         self._wake = wake
-        self.shuts_down = False  # the machine, and the command with it: it is not frozen any more
+        # the machine shuts down and ends the command, which is not frozen any more
+        self.shuts_down = False
         self._news: SimpleQueue[News] = SimpleQueue()
         self._unsaved: SimpleQueue[SaveCause] = SimpleQueue()
         self._lock = threading.Lock()
@@ -63,8 +64,8 @@ class SaveTrigger:
         threading.Thread(target=self._save_for_each, name="saves", daemon=True).start()
 
     def listen(self, sources: Sequence[NoticeSource]) -> None:
-        """Hear what the services of ``sources`` say from now on, which they may have said
-        before. Those that are listened to go on."""
+        """Listen from now on to the services of ``sources``, which may have sent notices before.
+        Services that are listened to already stay."""
         if list(sources) == self._sources:
             return
         self._sources, self._notices = list(sources), NoticeListener(sources)
@@ -74,25 +75,26 @@ class SaveTrigger:
         listens.start()
 
     def stand_by(self, book: Book) -> bool:
-        """Save with what ``book`` gives from now on. It stays in memory. Whether somebody else has
+        """Save by ``book`` from now on, which stays in memory. Returns whether somebody else has
         stored the workspace since the book before."""
         others = not self._saves.has_made(book.known)
         if others:
             self.schedule.restart()
         self._saves.stand_by(book)
-        self._ends_s = time.monotonic() + book.lasts_s  # this machine's time of day may be wrong
+        # by a monotonic clock, because this machine's time of day may be wrong
+        self._ends_s = time.monotonic() + book.lasts_s
         self.schedule.every(book.every_s, rests=not book.job)
         if self._failed:
             self.schedule.rest_no_longer()
         return others
 
     def drop_book(self) -> None:
-        """Save with nothing any more. A save that runs goes on with what it has."""
+        """Drop the book, so that no further save begins. A running save goes on with its grants."""
         self._saves.stand_by(None)
         self._ends_s = 0.0
 
     def save_for(self, cause: SaveCause) -> None:
-        """Have the workspace saved for it. A scheduled save gives way to any other."""
+        """Start a save for this cause. A scheduled save gives way to any other."""
         is_urgent = isinstance(cause, Notice)
         with self._lock:
             self._open += 1
@@ -104,9 +106,10 @@ class SaveTrigger:
         self._wake()
 
     def save_if_due(self) -> None:
-        """Begin a scheduled save, unless another one runs, or the command stays frozen: what is
-        stored after that would lack it."""
-        if self._ends_s and self.is_over:  # else a notice would use grants that a store refuses
+        """Begin a scheduled save, unless another one runs, or the command stays frozen, because a
+        later save would lack it."""
+        # otherwise a notice would use grants that a store refuses
+        if self._ends_s and self.is_over:
             self.drop_book()
         if self.saves_now or self.is_over or self.schedule.wait_s > 0 or self._is_frozen():
             return
@@ -123,19 +126,19 @@ class SaveTrigger:
                 return found
             if isinstance(done := found[-1], Rescued):
                 self.schedule.end(done.sent_s)
-                if done.gave_way:  # to a run, which stores all of it
+                if done.gave_way:  # it gave way to a run, which stores all of the workspace
                     self.schedule.rest_no_longer()
                 else:
                     self._failed = done.saved is None and not done.unchanged
 
     @property
     def job(self) -> str:
-        """The job that the grants are for, until their time is over; empty without one."""
+        """The job that the grants are for, until they expire; empty without one."""
         return "" if self.is_over else self._saves.job
 
     @property
     def is_urgent(self) -> bool:
-        """Whether a save runs or waits that is not scheduled."""
+        """Whether a save runs or waits that was not scheduled."""
         return self._urgent > 0
 
     @property
@@ -144,8 +147,8 @@ class SaveTrigger:
         return self._open > 0 or not self._news.empty()
 
     def why_never_frozen(self, job: str) -> str:
-        """Why the command of that job is not frozen at any notice; empty where it may be, or is not
-        to be."""
+        """Why that job's command is not frozen after any notice; empty where it may be frozen, or
+        was never meant to be."""
         try:
             kept = JobFolder(self._home, job).read() if job else None
         except (TorporError, OSError):
@@ -163,11 +166,11 @@ class SaveTrigger:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time of the grants is over, by this machine's own measure."""
+        """Whether the grants have expired, by this machine's own clock."""
         return time.monotonic() >= self._ends_s
 
     def _command(self) -> Kept | None:
-        """The command of the job that the grants are for; None where nothing is known of it."""
+        """The command of the job that the grants are for; None where it is unknown."""
         job = self._saves.job
         try:
             return JobFolder(self._home, job).read() if job else None
@@ -184,15 +187,15 @@ class SaveTrigger:
             cause = self._unsaved.get()
             try:
                 self._save(cause)
-            finally:  # or the process would never leave
+            finally:  # otherwise the process would never leave
                 with self._lock:
                     self._open -= 1
                     self._urgent -= isinstance(cause, Notice)
                 self._wake()
 
     def _save(self, cause: SaveCause) -> None:
-        """Save; then, in the time that is left, once more with the command, frozen. A later save
-        would lack what is frozen."""
+        """Save; then, if time is left, save once more with the frozen command. After that no save
+        follows, because it would lack the frozen command."""
         kept, began_s = self._command(), time.monotonic()
         scheduled = isinstance(cause, SaveDue)
         if (scheduled and self.is_urgent) or self._is_frozen():
@@ -203,7 +206,8 @@ class SaveTrigger:
         self._news.put(done)
         if isinstance(cause, SaveDue) or cause.kind not in NOTICES:
             return
-        if kept is None and self._saves.job:  # whoever waits for this keeps back its own saves
+        # a caller that waits for this holds back its own saves
+        if kept is None and self._saves.job:
             self._news.put(Frozen(Rescued(None, NOT_KNOWN)))
         elif kept is not None and kept.freeze is not None and kept.freeze.criu:
             try:
@@ -215,14 +219,15 @@ class SaveTrigger:
     def _save_frozen(
         self, kept: Kept, freeze: Freeze, notice: Notice, before: Rescued, ends_s: float
     ) -> Rescued:
-        """``before``: the save without the frozen command; ``ends_s``: when the machine ends."""
+        """Save with the frozen command. ``before``: the save without it; ``ends_s``: when the
+        machine ends."""
         why_not = self._why_not(kept, before, ends_s - time.monotonic())
         if why_not:
             return Rescued(None, why_not)
         return self._saves.save(notice, freeze, ends_s - time.monotonic())
 
     def _why_not(self, kept: Kept, done: Rescued, left_s: float) -> str:
-        """Why the command is not frozen after that save."""
+        """Why the command is not frozen after that save; empty if it is."""
         if done.saved is None:
             return "the save before it failed"
         if self.shuts_down:
@@ -232,13 +237,14 @@ class SaveTrigger:
         command = kept.command
         if not (kept.runs and command.lives):
             return "it has ended"
-        if not kept.supervisor.lives:  # nobody would say that it was frozen, nor keep its images
+        # without a supervisor, nobody would report the freeze or keep the images
+        if not kept.supervisor.lives:
             return "its supervisor is gone"
         held_bytes = resident_bytes({command.pid, *descendants(command.pid)})
         return why_too_late(held_bytes, done.bytes_s, left_s)
 
     def _listen(self, notices: NoticeListener) -> None:
-        """Until others are listened to."""
+        """Listen until other services replace these."""
         while (wait_s := notices.wait_s) is not None and notices is self._notices:
             time.sleep(wait_s)
             found = notices.poll()

@@ -24,32 +24,35 @@ from torpor.shared.wire.protocol import encode_line
 from torpor.shared.wire.snapshot import KnownSnapshot
 
 LONGEST_S: Final = 3600.0
-"""A save after a notice ends after this time at the latest; a scheduled one with its grants."""
+"""Seconds after which a save after a notice ends at the latest. A scheduled save ends with its
+grants."""
 UNKNOWN_S: Final = min(SPOT_NOTICE_S.values())
-"""How long the machine is taken to live if its market does not say: the shortest of all notices."""
+"""Seconds that the machine is assumed to live if its market does not say: the shortest of all
+notices."""
 RESERVE: Final = 64
-"""Packs that a scheduled save leaves for one after a notice: 4 GiB."""
+"""Packs that a scheduled save leaves for a save after a notice: 4 GiB."""
 REPEAT_S: Final = 5.0
-"""A save that is to give way is told again after this time; it needs less to end."""
+"""Seconds after which a save that should give way is asked again. It needs less time to end."""
 _SLACK_S: Final = 60.0
 
 
 class SaveDue(msgspec.Struct, frozen=True):
-    """The schedule asks for a save, since ``at_unix``: nobody takes the machine away."""
+    """The schedule's cause of a save, due since ``at_unix``: the machine is not taken away."""
 
     at_unix: float
 
 
 SaveCause = Notice | SaveDue
-"""What has a machine save by itself."""
+"""What has a machine save by itself: a notice, or the schedule."""
 
 
 class SaveRequest(msgspec.Struct, frozen=True):
-    """What the process gets on its standard input. ``book``: with one save, and packs that no other
-    save uses. ``given_unix``: when the machine got it, by its own clock. ``left_s``: how long the
-    machine lives on; None if nobody has said that it ends. ``made``: the root hashes (hex) of the
-    saves that were made on the same book. ``scheduled``: the save gives way to runs, and an
-    unchanged workspace is not stored. ``freeze``: freeze that job's command first, for this save.
+    """What the saving process gets on its standard input. ``book``: a book with one save, and packs
+    that no other save uses. ``given_unix``: when the machine got the book, by the machine's clock.
+    ``left_s``: how long the machine lives on; None if nobody has said that it ends. ``made``: the
+    root hashes (hex) of the saves that were made on the same book. ``scheduled``: the save gives
+    way to runs, and an unchanged workspace is not stored. ``freeze``: freeze that job's command
+    first, for this save.
     """
 
     book: Book
@@ -61,13 +64,13 @@ class SaveRequest(msgspec.Struct, frozen=True):
 
 
 class Rescued(msgspec.Struct, frozen=True):
-    """What the process prints as one line. ``error``: why there is no save, or what went wrong
-    although there is one. ``unchanged``: an earlier snapshot has all of the workspace.
-    ``gave_way``: to a run, which holds the workspace, or to a notice. ``scheduled``: no notice
-    asked for it. ``packs``: how many grants for packs were used, from the first on; None where
-    nobody knows. ``unsent``: no manifest was sent. ``bytes_s``:
-    how fast it stored what was new; 0 where that was too little to say. ``sent_s``: seconds in
-    which it was sending, at most; None where nobody knows."""
+    """What the saving process prints as one line. ``error``: why there is no save, or what went
+    wrong although there is one. ``unchanged``: an earlier snapshot has all of the workspace.
+    ``gave_way``: the save gave way to a run, which holds the workspace, or to a notice.
+    ``scheduled``: no notice asked for the save. ``packs``: how many grants for packs were used,
+    from the first on; None where nobody knows. ``unsent``: no manifest was sent. ``bytes_s``: how
+    fast it stored what was new; 0 where that was too little to say. ``sent_s``: seconds in which it
+    was sending, at most; None where nobody knows."""
 
     saved: OwnSave | None
     error: str = ""
@@ -83,8 +86,8 @@ class Rescued(msgspec.Struct, frozen=True):
 class RescueSaves:
     """Holds the newest book, in memory only. Thread-safe.
 
-    The process logs to this one's standard error. Each grant is handed out once, before its
-    process starts: a second manifest of a name, or a second pack, would replace what an earlier
+    The saving process logs to this process's standard error. Each grant is handed out once, before
+    its process starts: a second manifest of a name, or a second pack, would replace what an earlier
     save wrote.
     """
 
@@ -94,11 +97,12 @@ class RescueSaves:
         now: Callable[[], float] = time.time,
         is_urgent: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``is_urgent``: whether a notice waits for its save; a scheduled one gives way to it."""
+        """``is_urgent``: whether a notice waits for its save, to which a scheduled save gives
+        way."""
         self._start = start
         self._now = now
         self._is_urgent = is_urgent
-        self._scheduled: subprocess.Popen[bytes] | None = None  # the process of such a save
+        self._scheduled: subprocess.Popen[bytes] | None = None  # the process of a scheduled save
         self._lock = threading.Lock()
         self._saving = threading.Lock()
         self._book: Book | None = None
@@ -106,12 +110,12 @@ class RescueSaves:
         self._made: list[str] = []
 
     def stand_by(self, book: Book | None) -> None:
-        """Replace the book. A save that runs goes on with the one that it has."""
+        """Replace the book. A running save goes on with its grants."""
         with self._lock:
             self._book, self._given_unix, self._made = book, self._now(), []
 
     def has_made(self, known: Sequence[KnownSnapshot]) -> bool:
-        """Whether the newest of the ``known`` snapshots is what the book that it has knows, or a
+        """Whether the newest of the ``known`` snapshots is one that the present book knows, or a
         save on that book."""
         with self._lock:
             book = self._book
@@ -132,7 +136,7 @@ class RescueSaves:
 
     @property
     def sealed(self) -> bool:
-        """Whether nobody but the user can read what is saved."""
+        """Whether saves are sealed, so that nobody but the user can read them."""
         with self._lock:
             return self._book is not None and self._book.key is not None
 
@@ -143,8 +147,8 @@ class RescueSaves:
         left_s: float | None = None,
     ) -> Rescued:
         """Save the workspace; waits for a save that runs, and returns when the process has ended.
-        ``freeze``: with the command, frozen, in the ``left_s`` that the machine lives on. Never
-        raises for what the process did or for one that cannot start."""
+        ``freeze``: save with the frozen command, within the ``left_s`` that the machine lives on.
+        Never raises for a failure of the process, or of its start."""
         with self._saving:
             asked = self._request_for(cause)
             if asked is not None and freeze is not None:
@@ -168,7 +172,8 @@ class RescueSaves:
 
     def _request_for(self, cause: SaveCause) -> SaveRequest | None:
         """The next save, with half of the packs that are left; the last one gets all of them. A
-        scheduled one leaves only RESERVE, so that a first save of many GiB comes far."""
+        scheduled save leaves only RESERVE packs, so that a first save of many GiB can store
+        much."""
         with self._lock:
             book = self._book
             if book is None or not book.saves:
@@ -181,12 +186,13 @@ class RescueSaves:
             self._book = replace(book, saves=book.saves[1:], packs=book.packs[share:])
             mine = replace(book, saves=book.saves[:1], packs=book.packs[:share])
             left_s = self.left_s(cause)
-            if not book.job and left_s is None:  # nobody's work is paused for that
+            # without a job, nobody's work is paused for the save
+            if not book.job and left_s is None:
                 mine = replace(mine, save_argv=[])
             return SaveRequest(mine, self._given_unix, left_s, list(self._made), scheduled)
 
     def _take_back(self, asked: SaveRequest, done: Rescued) -> None:
-        """Keep the grants that the save has surely not used, unless there is a new book."""
+        """Keep the grants that the save has certainly not used, unless there is a new book."""
         with self._lock:
             if self._book is None or self._given_unix != asked.given_unix:
                 return
@@ -199,7 +205,7 @@ class RescueSaves:
             )
 
     def left_s(self, cause: SaveCause) -> float | None:
-        """How long the machine lives on; None if nobody has said that it ends."""
+        """Seconds that the machine lives on; None if no notice says that it ends."""
         if isinstance(cause, SaveDue) or cause.kind == "aws-rebalance":
             return None
         if cause.until_unix is None:
@@ -207,7 +213,7 @@ class RescueSaves:
         left_s = cause.until_unix - self._now()
         longest_s = LONGEST_NOTICE_S.get(cause.kind, UNKNOWN_S)
         if not -_SLACK_S <= left_s <= longest_s + _SLACK_S:
-            return UNKNOWN_S  # this machine's clock is not the market's
+            return UNKNOWN_S  # this machine's clock may differ from the market's
         return max(left_s, 0.0)
 
     def _run(self, asked: SaveRequest) -> Rescued:
@@ -239,7 +245,8 @@ class RescueSaves:
         try:
             return msgspec.convert(json.loads(said), learned(Rescued))
         except ValueError:
-            if asked.scheduled and process.returncode == -signal.SIGTERM:  # before it heard that
+            # it was ended before it handled the signal
+            if asked.scheduled and process.returncode == -signal.SIGTERM:
                 return Rescued(None, gave_way=True, packs=0, unsent=True)
             return Rescued(
                 None,
@@ -250,8 +257,9 @@ class RescueSaves:
     def _answer(
         self, process: subprocess.Popen[bytes], asked: SaveRequest, longest_s: float
     ) -> bytes | None:
-        """What the process prints; None where it was ended because it took ``longest_s``. Before it
-        hears SIGTERM, one that gives way to a notice may miss it: it gets another one."""
+        """What the process prints; None where it was ended because it took ``longest_s``. A process
+        that should give way to a notice gets SIGTERM repeatedly, because it may miss one sent
+        before it handles the signal."""
         give_up_s = time.monotonic() + longest_s
         line = encode_line(msgspec.to_builtins(asked))
         its_input, process.stdin = process.stdin, None  # communicate() loses the rest at a timeout
@@ -270,6 +278,7 @@ class RescueSaves:
 
 
 def _tell(its_input: IO[bytes], line: bytes) -> None:
-    """A pipe takes 64 KiB, and a process on a busy machine reads them only once it has started."""
-    with suppress(BrokenPipeError), its_input:  # it has ended
+    """Send the request on a thread: a pipe takes 64 KiB, and a process on a busy machine reads them
+    only once it has started."""
+    with suppress(BrokenPipeError), its_input:  # the process has ended
         its_input.write(line)

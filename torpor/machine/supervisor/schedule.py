@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Final
 
 REST: Final = 50.0
-"""A save comes this many times as long after the last one as that kept all cores or the line busy,
-so that saves take at most 2 % of either."""
+"""The next save begins at least 50 times as long after the last one as the last one kept all cores
+or the line busy: saves use at most 2 % of the CPU or of the upload bandwidth."""
 MOST_CORES: Final = 8.0
-"""More than this no save keeps busy."""
+"""No save uses more cores than this."""
 CLOCK_REST: Final = 10.0
-"""Also this many times as long as it took: most of what it does besides is reading the disk."""
+"""The next save also begins at least 10 times as long after the last one as that took by the clock,
+most of which is reading the disk."""
 
 
 class SaveSchedule:
-    """When the next save is due: so often as is wanted, and, where it ``rests``, seldom enough for
-    what the last one took of the ``cores``, of the line and of the clock."""
+    """When the next save is due: as often as wanted, and, where the schedule ``rests``, rarely
+    enough for what the last save took of the ``cores``, of the line and of the clock."""
 
     def __init__(self, every_s: float, cores: float) -> None:
         self._every_s = every_s or math.inf
@@ -35,14 +36,14 @@ class SaveSchedule:
         self.interval_s = every_s
 
     def every(self, seconds: float, *, rests: bool) -> None:
-        """Seconds between two saves from now on; 0 for none."""
+        """Set the seconds between two saves from now on; 0 for none."""
         self._every_s = seconds or math.inf
         self._rests = rests
         if not rests:
             self._rest_s = 0.0
 
     def restart(self) -> None:
-        """Somebody else has stored the workspace: the next save comes a whole interval later."""
+        """Count a whole interval from now on, because somebody else has stored the workspace."""
         self._began_s = time.monotonic()
 
     @property
@@ -56,7 +57,7 @@ class SaveSchedule:
         return max(0.0, self._began_s + self.gap_s - time.monotonic())
 
     def begin(self) -> None:
-        """A scheduled save begins."""
+        """Note that a scheduled save begins."""
         now_s = time.monotonic()
         if self._last_s is not None:
             self.interval_s = now_s - self._last_s
@@ -65,12 +66,13 @@ class SaveSchedule:
         self._cpu_s = _cpu_of_saves_s()
 
     def rest_no_longer(self) -> None:
-        """What the last save failed for may be mended, or a run has taken its place."""
+        """Save at the next tick: the cause of the last failure may be gone, or a run has replaced
+        the save."""
         self._rest_s = 0.0
 
     def end(self, sent_s: float | None) -> None:
-        """A save has ended, which was sending for so long; None: nobody knows. One after a notice
-        counts for nothing here."""
+        """Note that a save has ended. ``sent_s``: seconds in which it was sending; None: unknown. A
+        save after a notice does not change the schedule."""
         if not self._saves:
             return
         self._saves = False
@@ -83,11 +85,12 @@ class SaveSchedule:
 
 
 def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """How many cores a save may count on: a container sees all of its host's, and has a limit at
-    most where this one can be read."""
+    """How many cores a save may count on. A container sees all cores of its host; its limit counts
+    where it can be read."""
     cores = min(MOST_CORES, float(len(os.sched_getaffinity(0))))
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with suppress(OSError, ValueError, ZeroDivisionError):  # none, or without a limit
+        # no limit is set, or none can be read
+        with suppress(OSError, ValueError, ZeroDivisionError):
             quota, period = " ".join((root / name).read_text() for name in names).split()
             if int(quota) > 0:
                 return min(cores, int(quota) / int(period))

@@ -1,4 +1,4 @@
-"""What the file system of a target can hold, found out by trying before anything is written."""
+"""What the file system of a target can hold, tried out before anything is written."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ _PLAIN_WORDS: Final = "nothing was written. Wake on a machine whose disk has ext
 _TRIAL: Final = b".torpor-probe-"
 _ODD: Final = re.compile(rb'[\x01-\x1f"*:<>?\\|\x7f]|[^\x00-\x7f]+|[ .](?=/|\Z)')
 _TRIED_NS: Final = 1_700_000_001_987_654_321
-"""An odd second, and nanoseconds of which each step below leaves another part."""
+"""An odd number of seconds, and nanoseconds that are rounded to another value by each step
+below."""
 _STEPS_NS: Final = (1, 100, 1000, 10**6, 10**7, 10**9, 2 * 10**9)
-"""From what ext4 keeps to what FAT keeps; SMB has 100 ns, exFAT 10 ms, ext4 with small inodes
-and Lustre 1 s."""
+"""Steps in nanoseconds to which file systems round times, from ext4 to FAT: SMB has 100 ns, exFAT
+10 ms, ext4 with small inodes and Lustre 1 s."""
 _EARLIEST_NS: Final = -(1 << 63)
 _LATEST_NS: Final = (1 << 64) - 1
 
 
 class FilesystemAbilities(NamedTuple):
-    """``step_ns``: mtimes are whole multiples of it; earlier ones than ``earliest_ns`` and later
-    ones than ``latest_ns`` become these. ``links``: whether a file can have several names.
-    ``cases``: whether names differ that have the same letters in upper and lower case. ``modes``:
-    whether a file keeps the mode that it is given."""
+    """``step_ns``: mtimes are whole multiples of it; earlier and later mtimes become
+    ``earliest_ns`` and ``latest_ns``. ``links``: whether a file can have several names. ``cases``:
+    whether names differ that have the same letters in upper and lower case. ``modes``: whether a
+    file keeps the mode that it is given."""
 
     step_ns: int = 1
     earliest_ns: int = _EARLIEST_NS
@@ -44,7 +45,7 @@ class FilesystemAbilities(NamedTuple):
     modes: bool = True
 
     def held_ns(self, mtime_ns: int) -> int:
-        """What becomes of a time here."""
+        """The time that this file system keeps of ``mtime_ns``."""
         within = max(self.earliest_ns, min(mtime_ns, self.latest_ns))
         return within - within % self.step_ns
 
@@ -53,8 +54,8 @@ EVERYTHING: Final = FilesystemAbilities()
 
 
 class Needs(NamedTuple):
-    """What one root of a snapshot asks of a file system. ``largest``: its largest file; ``names``:
-    the longest name, and one with each kind of odd character. Each by its path."""
+    """What one root of a snapshot needs of a file system. ``largest``: its largest file; ``names``:
+    the longest name, and one with each kind of odd character. All are given by their paths."""
 
     largest: tuple[int, bytes] = (0, b"")
     links: bool = False
@@ -63,11 +64,11 @@ class Needs(NamedTuple):
 
 
 def needs_of(entries: Sequence[Entry], roots: int) -> list[Needs]:
-    """What each root asks."""
+    """The needs of each root."""
     what = described(entries)
     largest: list[tuple[int, int]] = [(0, -1)] * roots
     for number, (root, size) in enumerate(zip(what.roots, what.sizes, strict=True)):
-        if size > largest[root][0]:  # of anything but files it is 0
+        if size > largest[root][0]:  # the size of anything but a file is 0
             largest[root] = (size, number)
     symlinks: dict[int, int] = {}
     for number in what.of_kind(SYMLINK):
@@ -96,9 +97,9 @@ def needs_of(entries: Sequence[Entry], roots: int) -> list[Needs]:
 
 def probe(target: bytes, place: bytes, needs: Needs, note: Path) -> FilesystemAbilities:
     """Try in ``place``, a directory on the file system where ``target`` is or will be, and remove
-    what was made. Until then the file ``note`` names it, for ``remove_left`` after a kill.
-    MachineUnfit names what cannot be restored here at all. Where nothing can be tried, or noted,
-    nothing is known, and each refusal is met on the way."""
+    what was made. Meanwhile the file ``note`` names what was made, for ``remove_left`` after a
+    kill. MachineUnfit names what cannot be restored here at all. If nothing can be tried or noted,
+    nothing is known, and refusals show during the restore."""
     trial = os.path.join(place, _TRIAL + secrets.token_hex(8).encode())
     with suppress(OSError):
         before = os.stat(place)
@@ -110,13 +111,13 @@ def probe(target: bytes, place: bytes, needs: Needs, note: Path) -> FilesystemAb
             shutil.rmtree(trial, ignore_errors=True)
             with suppress(OSError):  # torpor's folder may be gone
                 note.unlink()
-            with suppress(OSError):  # it is somebody else's
+            with suppress(OSError):  # the file is somebody else's
                 os.utime(place, ns=(before.st_atime_ns, before.st_mtime_ns))
     return EVERYTHING
 
 
 def remove_left(note: Path) -> None:
-    """Remove what a ``probe`` left that was killed."""
+    """Remove what a killed ``probe`` has left."""
     with suppress(OSError):
         trial = note.read_bytes()
         if os.path.basename(trial).startswith(_TRIAL):
@@ -195,7 +196,8 @@ def _kept_ns(fd: int, wanted_ns: int) -> int | None:
 
 
 def _check_size(fd: int, target: bytes, size: int, path: bytes) -> None:
-    """By a seek, which reserves nothing: the kernel refuses one beyond the largest size."""
+    """Check a file size by a seek, which reserves no space: the kernel refuses a seek beyond the
+    largest size."""
     try:
         os.lseek(fd, size, os.SEEK_SET)
     except OSError as exc:
@@ -208,7 +210,8 @@ def _check_name(trial: bytes, target: bytes, path: bytes) -> None:
     os.mkdir(folder, 0o700)
     within = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.mkdir(name, 0o700, dir_fd=within)  # not by its path, which has a limit of its own
+        # relative to a descriptor: a whole path has a length limit of its own
+        os.mkdir(name, 0o700, dir_fd=within)
         is_kept = [os.fsencode(there) for there in os.listdir(within)] == [name]
     except OSError as exc:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -231,7 +234,7 @@ def _unfit(path: bytes, has: str, target: bytes, exc: OSError) -> MachineUnfit:
 
 
 def _kind_of(odd: bytes) -> bytes:
-    """Names with the same one are all kept, or none is."""
+    """The kind of a name: the file system keeps all names of one kind, or none."""
     if odd[0] < 0x80:
         return odd
     try:
@@ -242,8 +245,8 @@ def _kind_of(odd: bytes) -> bytes:
 
 
 def _runs(entries: Sequence[Entry]) -> Iterator[tuple[int, bytes, list[bytes]]]:
-    """Root, directory and names of all entries but the roots themselves; a directory may come more
-    than once."""
+    """Root, directory and names of all entries except the roots; a directory may come more than
+    once."""
     try:
         rows = [*Entries.of(entries).listed(bytearray(len(entries)))]
     except NotPlain:

@@ -1,7 +1,7 @@
 """Which files were used, by their access times.
 
-A restore sets the access time of a file to its mtime, and torpor reads files without moving it. So
-the first read by anybody else sets it to a time after the last change of the file (ctime), also
+A restore sets the access time of a file to its mtime, and torpor reads files without changing it.
+So the first read by anybody else sets it to a time after the last change of the file (ctime), also
 under ``relatime``. On a disk that is mounted with ``noatime`` nothing shows.
 """
 
@@ -31,7 +31,7 @@ def blind_place(roots: Sequence[bytes], excluded: Callable[[bytes], bool] | None
 
 
 def shows_reads(place: bytes) -> bool:
-    """Whether a read moves the access time of a file: tried with a file without a name. Where that
+    """Whether reading changes the access time of a file, tried with a file without a name. If that
     cannot be tried, the options of the mount decide."""
     with suppress(OSError):
         fd = unnamed_file(place)

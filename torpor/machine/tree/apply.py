@@ -1,8 +1,6 @@
-"""Make a tree on the disk equal to a snapshot, after every needed byte is on the machine.
-
-Each name changes by a rename, so a reader or a killed run finds the old file or the new one. A file
-that changed since it was surveyed is neither replaced nor removed.
-"""
+"""Makes a tree on the disk equal to a snapshot, after every needed byte is on the machine. Each
+name changes by a rename, so a reader or a killed run finds the old file or the new one. A file that
+changed since it was surveyed is neither replaced nor removed."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ from torpor.shared.format.manifest import DIRECTORY, FILE, SYMLINK, Entry
 
 class TreeChanger:
     """Applies the changes of one sync. ``names``: the names on the disk when it was surveyed.
-    ``written_too``: also where a program still writes the file that goes."""
+    ``written_too``: also replace or remove files that a program has open for writing."""
 
     def __init__(
         self,
@@ -83,7 +81,8 @@ class TreeChanger:
                 self._touch(entry, found)
             for root, path, holder in leftovers:
                 self._staging.remove(root, path, holder)
-            for entry in reversed(entries):  # what is inside first: it moves the directory's mtime
+            # contents first, because changing them changes the directory's mtime
+            for entry in reversed(entries):
                 if entry.kind == DIRECTORY:
                     self._finish_directory(entry)
         finally:
@@ -118,11 +117,12 @@ class TreeChanger:
                 seen = None if found is None else found.signature
                 if patch(file, seen, parent, name, self._staging, self.attributes):
                     return
-                if seen is not None:  # in use: processes that have it open keep the old file
+                if seen is not None:  # in use: processes that have the file open keep the old one
                     whole = file._replace(copies=kept_runs(file, seen))
                     self._staging.copy([whole], lambda _: None, check)
             with self._staging.opened(entry, os.O_RDONLY) as fd:
-                self.attributes.apply(fd, entry, replacing=True)  # an ACL of its directory, too
+                # including an ACL that its directory handed down
+                self.attributes.apply(fd, entry, replacing=True)
             self._check_goes(entry, parent, name)
             self._staging.place(entry, parent, name)
 
@@ -154,7 +154,7 @@ class TreeChanger:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             return os.open(name, flags, dir_fd=parent)
-        except PermissionError:  # ours, with a mode that refuses us
+        except PermissionError:  # a file of ours whose mode forbids opening it
             self._directories.unlock(parent, name, entry.path, stat.S_IFREG, 0o600)
             return os.open(name, flags, dir_fd=parent)
         except OSError as exc:
@@ -184,7 +184,7 @@ class TreeChanger:
 
     @contextmanager
     def _held(self, entry: Entry) -> Iterator[tuple[int, bytes]]:
-        """The directory of a name, open while others are opened, and the name in it."""
+        """The directory of a name, which stays open while others are opened, and the name in it."""
         directory, _, name = entry.path.rpartition(b"/")
         with self._directories.held(entry.root, directory) as parent:
             self._unlock(entry.root, entry.path, parent)
@@ -196,7 +196,8 @@ class TreeChanger:
         return parent, name
 
     def _unlock(self, root: int, path: bytes, parent: int) -> None:
-        """Let an ordinary user write to a read-only directory of theirs; its mode comes last."""
+        """Within this context, an ordinary user may write to a read-only directory of theirs; its
+        mode is set again at the end."""
         place = (root, path.rpartition(b"/")[0])
         if self._owners or place in self._unlocked:
             return
@@ -212,7 +213,8 @@ class TreeChanger:
         return name
 
     def _check_goes(self, entry: Entry, parent: int, name: bytes) -> None:
-        """As ``_check_unchanged``, and no program writes a file there; otherwise StillChanging."""
+        """Raise as ``_check_unchanged`` does, and StillChanging also if a program has the file open
+        for writing."""
         self._check_unchanged(entry, parent, name)
         found = self._names[entry.root].get(entry.path)
         if found is None or found.kind != FILE or self._written_too:
@@ -225,7 +227,7 @@ class TreeChanger:
             )
 
     def _check_unchanged(self, entry: Entry, parent: int, name: bytes) -> None:
-        """The name is as it was surveyed, or missing; otherwise StillChanging."""
+        """Raise StillChanging unless the name is as it was surveyed, or missing."""
         found = self._names[entry.root].get(entry.path)
         try:
             st = os.lstat(name, dir_fd=parent)
@@ -244,7 +246,7 @@ def _is(found: Name, st: os.stat_result, name: bytes, parent: int) -> bool:
         was = found.signature
         if was is None or not stat.S_ISREG(st.st_mode):
             return False
-        now = Signature.of(st)  # ctime moves when another name goes
+        now = Signature.of(st)  # ctime changes when another name of the file is removed
         return (now.inode, now.size, now.mtime_ns) == (was.inode, was.size, was.mtime_ns)
     if found.kind == SYMLINK:
         return stat.S_ISLNK(st.st_mode) and os.readlink(name, dir_fd=parent) == found.entry.target

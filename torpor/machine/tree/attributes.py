@@ -1,4 +1,4 @@
-"""Set the attributes of entries on their names."""
+"""Sets the attributes of entries on their names."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torpor.machine.tree.walk import read_xattrs
 from torpor.shared.format.manifest import Entry
 
 HOST_XATTRS: Final = (b"security.selinux", b"security.ima", b"security.evm", b"security.SMACK")
-"""Labels, or prefixes of labels, that a host sets on every file by its own policy."""
+"""Extended attributes, or prefixes of them, that a host sets on every file by its own policy."""
 _NO_OWNER: Final = {errno.EPERM, errno.EINVAL, errno.EOVERFLOW, errno.EOPNOTSUPP}
-"""What a file system without owners says, or a container that has no such user."""
-_NAMED: Final = 5  # files, for each thing that many may lack
+"""Errors of a file system without owners, or of a container that lacks the user."""
+_NAMED: Final = 5  # files that one warning names
 _GRANTING: Final = (b"user.", b"system.posix_acl_", b"security.capability")
-"""Beginnings of extended attributes that somebody has set, or that a directory hands down. Others
-are a file system's own view of a file, as NFS shows system.nfs4_acl, and cannot be removed."""
+"""Prefixes of extended attributes that somebody has set, or that a directory hands down. All others
+are a file system's own view of a file, such as system.nfs4_acl on NFS, and cannot be removed."""
 
 
 class Attributes:
@@ -42,7 +42,7 @@ class Attributes:
         self.refused_owners: set[tuple[int, int]] = set()
         """User and group that this machine refuses."""
         self.apart: set[tuple[int, bytes]] = set()
-        """Root and path of hard links that are files of their own here."""
+        """Root and path of hard links that are separate files on this machine."""
         self.unchanged: dict[tuple[int, bytes], Signature] = {}
         """Root and path of names that were compared before, when they had these signatures."""
         self._several: Counter[str] = Counter()
@@ -63,11 +63,11 @@ class Attributes:
             self._warn_once("owners are not restored: the agent does not run as root")
 
     def able(self, root: int) -> FilesystemAbilities:
-        """What the file system of a root can hold."""
+        """The abilities of the file system of a root."""
         return self.abilities[root] if self.abilities else EVERYTHING
 
     def note_time(self, entry: Entry) -> None:
-        """Name a file whose time cannot be held here."""
+        """Note a file whose time this file system cannot keep."""
         able = self.able(entry.root)
         held_ns, step_ns = able.held_ns(entry.mtime_ns), able.step_ns
         if held_ns != entry.mtime_ns:
@@ -82,13 +82,14 @@ class Attributes:
             )
 
     def note_apart(self, entry: Entry, words: str) -> None:
-        """Name a hard link that is made as a file of its own."""
+        """Note a hard link that is made as a separate file."""
         with self._lock:
             self.apart.add((entry.root, entry.path))
         self._note(f"the hard link is a file of its own here ({words})", entry)
 
     def noted(self) -> list[str]:
-        """Every warning. What many files share is one, which names the first few."""
+        """Every warning. A problem that many files share is one warning, which names the first
+        few."""
         with self._lock:
             several = [
                 f"{', '.join(names)}{_more(self._several[words] - len(names))}: {words}"
@@ -99,24 +100,23 @@ class Attributes:
             return [*dict.fromkeys([*self.warnings, *several])]
 
     def apply(self, fd: int, entry: Entry, *, replacing: bool = False) -> None:
-        """Set them on an open file or directory. ``replacing``: first remove extended attributes
-        that it has from before.
-        """
+        """Set the attributes on an open file or directory. ``replacing``: first remove its present
+        extended attributes."""
         self._own_by(fd, entry)
         if replacing:
             self.remove_others(fd, entry)
-        for key, value in entry.xattrs:  # while we may write: the mode may be read-only
+        for key, value in entry.xattrs:  # set first, because the mode may be read-only
             self._xattr(fd, key, value, entry, fd)
         if self.able(entry.root).modes:
-            os.fchmod(fd, entry.mode)  # after chown, which clears set-user-ID
+            os.fchmod(fd, entry.mode)  # after chown, which clears the set-user-ID bit
         os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
         self.note_time(entry)
 
     def apply_to_symlink(self, parent: int, name: bytes, entry: Entry) -> None:
-        """Set them on the symlink ``name`` in the directory ``parent`` itself."""
+        """Set the attributes on the symlink ``name`` itself, in the directory ``parent``."""
         self._own_by(name, entry, parent)
         if entry.xattrs:
-            # security.* and trusted.* only: Linux has no user.* on symlinks
+            # only security.* and trusted.*: Linux has no user.* on symlinks
             where = b"/proc/self/fd/%d/%s" % (parent, name)
             for key, value in entry.xattrs:
                 self._xattr(where, key, value, entry, parent)
@@ -124,7 +124,7 @@ class Attributes:
         self.note_time(entry)
 
     def _own_by(self, of: int | bytes, entry: Entry, parent: int | None = None) -> None:
-        """``of``: an open file, or a name in the directory ``parent``."""
+        """Set the owner. ``of``: an open file, or a name in the directory ``parent``."""
         self.warn_of_owner(entry)
         if not self.sets_owners:
             return
@@ -139,7 +139,7 @@ class Attributes:
             self._note(f"the owner {entry.uid}:{entry.gid} is not restored: {exc.strerror}", entry)
 
     def remove_others(self, fd: int, entry: Entry) -> None:
-        """Remove extended attributes that an open file or directory has and its entry has not."""
+        """Remove extended attributes of an open file or directory that its entry does not have."""
         wanted = {key for key, _ in entry.xattrs}
         try:
             there = read_xattrs(fd)
@@ -160,13 +160,13 @@ class Attributes:
                     )
 
     def _xattr(self, where: int | bytes, key: bytes, value: bytes, entry: Entry, near: int) -> None:
-        """``near``: a descriptor on the same file system."""
+        """Set one extended attribute. ``near``: a descriptor on the same file system."""
         try:
             os.setxattr(where, key, value, follow_symlinks=isinstance(where, int))
         except OSError as exc:
             if exc.errno in NO_ROOM and is_full(near, exc):
                 raise write_refused(exc, entry.path, near) from None
-            too_large = exc.errno in NO_ROOM  # what ext4 says of more than a block
+            too_large = exc.errno in NO_ROOM  # ext4's error for more than a block
             why = f"{len(value):,} bytes are too many for this file system"
             with self._lock:
                 self.refused_xattrs.add((entry.root, entry.path, key))
@@ -195,8 +195,8 @@ class Attributes:
 
 
 def widens(key: bytes) -> bool:
-    """Whether an extended attribute that a snapshot lacks says something of a file, and not of its
-    host or its file system."""
+    """Whether an extended attribute that a snapshot lacks describes the file, and not its host or
+    its file system."""
     return key.startswith(_GRANTING)
 
 

@@ -1,8 +1,8 @@
 """Many small files in one call: looked at, read, written.
 
 In C (gpu_kernels/disk), without the interpreter's lock: Python takes longer for a small file than
-the kernel does. C only takes the plain way. What it leaves, and everything where there is no
-library of ours, the caller does file by file in Python, which knows what each error means.
+the kernel does. The C functions handle only the plain case. Files that they leave, and all files
+where the library is missing, are handled one by one in Python, which knows what each error means.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ATTRIBUTES: Final = struct.Struct("=4q")
 
 
 class Stat(NamedTuple):
-    """What lstat says of a name. ``error``: 0, or why nothing is known (an errno)."""
+    """What lstat says of a name. ``error``: 0, or the errno because of which nothing is known."""
 
     inode: int
     size: int
@@ -88,7 +88,7 @@ class Looked(NamedTuple):
 
     signatures: bytes | bytearray
     kinds: bytes | bytearray
-    found: bytearray | Sequence[Stat]  # as C or Python has seen them
+    found: bytearray | Sequence[Stat]  # as C or Python has seen the names
 
     @classmethod
     def of(cls, stats: Sequence[Stat]) -> Looked:
@@ -106,7 +106,8 @@ class Looked(NamedTuple):
 
 
 def packed_signature(inode: int, size: int, mtime_ns: int, ctime_ns: int) -> bytes:
-    """32 bytes. A time that is centuries away is known by its last 64 bits."""
+    """A signature as 32 bytes. Of a time that does not fit into 64 bits, the last 64 bits are
+    kept."""
     return _SIGNATURE.pack(inode, size, mtime_ns & _WHOLE, ctime_ns & _WHOLE)
 
 
@@ -149,20 +150,20 @@ def look_at(directory: int, names: Sequence[bytes]) -> Looked:
         [
             st if st.error in (0, errno.ENOENT) else _stat(directory, name)
             for name, st in zip(names, looked.stats, strict=True)
-        ]  # a kernel or a sandbox without statx, say
+        ]  # for a kernel or a sandbox without statx
     )
 
 
 def stat_names(directory: int, names: Sequence[bytes]) -> Sequence[Stat]:
-    """As look_at, name by name."""
+    """Look at names as look_at does, one by one."""
     return look_at(directory, names).stats
 
 
 def read_files(
     directory: int, names: Sequence[bytes], sizes: Sequence[int]
 ) -> Iterator[tuple[memoryview, Stat, Stat] | None]:
-    """Read files below an open directory whole. Of each: its content, and what it was before and
-    after it was read; None where it was not read as a regular file of that size."""
+    """Read files below an open directory whole. Returns for each file its content, and its stat
+    before and after the read; None where it was not a regular file of that size."""
     if (lib := disk_library()) is None:
         yield from (None for _ in names)
         return
@@ -180,14 +181,14 @@ def read_files(
 def read_unchanged(
     directory: int, names: Sequence[bytes], sizes: Sequence[int], signatures: bytes
 ) -> bytearray | None:
-    """Read files below an open directory whole: their content, one after the other. None unless
-    each is a regular file that has its signature (32 bytes) once it was read."""
+    """Read files below an open directory whole: the contents, one behind the other. None unless
+    each is a regular file that still has its signature (32 bytes) after the read."""
     if (lib := disk_library()) is None:
         return None
     data, _, after = _read_files(lib, directory, names, sizes)
     found, seen = memoryview(after).cast("Q"), memoryview(signatures).cast("Q")
     words, fields = _STAT.size // 8, SIGNATURE_BYTES // 8
-    if any(found[words - 1 :: words]):  # errors
+    if any(found[words - 1 :: words]):  # some read failed
         return None
     is_seen = all(found[at::words].tolist() == seen[at::fields].tolist() for at in range(fields))
     return data if is_seen else None
@@ -196,7 +197,7 @@ def read_unchanged(
 def _read_files(
     lib: DiskLibrary, directory: int, names: Sequence[bytes], sizes: Sequence[int]
 ) -> tuple[bytearray, bytearray, bytearray]:
-    """Their content, and what they were before and after they were read."""
+    """The contents of files, and their stats before and after the read."""
     count = len(names)
     data, before, after = (
         bytearray(size) for size in (sum(sizes), _STAT.size * count, _STAT.size * count)
@@ -213,7 +214,7 @@ def _read_files(
 
 
 def is_plain(mtime_ns: int) -> bool:
-    """Whether 64 bits have the time, as C sets it: from 1677 to 2262."""
+    """Whether a time fits into 64 bits of nanoseconds, as C sets it: from 1677 to 2262."""
     return -(1 << 63) <= mtime_ns < 1 << 63
 
 
@@ -244,7 +245,7 @@ def write_files(
 
 
 def _strings(names: Sequence[bytes]) -> bytes:
-    """Each with a zero byte at its end, as C takes them."""
+    """The names, each with a zero byte at its end, as C takes them."""
     joined = b"\0".join([*names, b""])
     if joined.count(b"\0") != len(names):
         raise ValueError("a name has a zero byte in it")

@@ -47,19 +47,19 @@ class Staged(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """In the order in which they are made, except what stays."""
+    """The changes of a sync, in the order in which they are made; and what stays."""
 
     staged: list[Staged]
-    removed: list[tuple[int, bytes, Name]]  # what is inside first
+    removed: list[tuple[int, bytes, Name]]  # contents of a directory first
     directories: list[Entry]
     symlinks: list[Entry]
     links: list[Entry]
-    touched: list[tuple[Entry, Name]]  # only attributes differ
+    touched: list[tuple[Entry, Name]]  # names of which only attributes differ
     untouched: dict[int, Signature | None]  # by number among the target's entries; None: look again
 
 
 def going(changes: Changes, names: Sequence[Mapping[bytes, Name]]) -> list[EntryId]:
-    """The names of files on the disk that are removed, or become other files."""
+    """The names of files on the disk that are removed, or replaced by other files."""
     made = [*(s.entry for s in changes.staged), *changes.symlinks, *changes.links]
     places = [(root, path) for root, path, _ in changes.removed]
     places += [(entry.root, entry.path) for entry in made]
@@ -68,8 +68,8 @@ def going(changes: Changes, names: Sequence[Mapping[bytes, Name]]) -> list[Entry
 
 
 def touching(changes: Changes, names: Sequence[Mapping[bytes, Name]]) -> list[EntryId]:
-    """The names on the disk that cannot stay as they are: files that go or get other attributes,
-    and the directories in which anything changes."""
+    """The names on the disk that cannot stay as they are: files that are removed or get other
+    attributes, and directories in which anything changes."""
     made = [*(s.entry for s in changes.staged), *changes.symlinks, *changes.links]
     made += [*changes.directories, *(entry for entry, _ in changes.touched)]
     changed = [*((e.root, e.path) for e in made), *((root, p) for root, p, _ in changes.removed)]
@@ -131,7 +131,7 @@ class _Planner:
         self._owners = owners
         self._changes = Changes([], [], [], [], [], [], {})
         self._claimed: dict[EntryId, bytes] = {}
-        """Files on the disk (root, first name) that stay, and the target's file each becomes."""
+        """By file on the disk that stays (root, first name): the target's file that it becomes."""
         self._count: dict[EntryId, int] = {}
         for root, there in enumerate(names):
             for name in there.values():
@@ -187,7 +187,8 @@ class _Planner:
         self._changes.staged.append(Staged(number, entry, holder, [], []))
 
     def _is_alone(self, place: EntryId) -> bool:
-        """Whether every name of a file is in this tree: a change must not reach a name outside."""
+        """Whether every name of a file is in this tree: a change must not affect a name outside of
+        it."""
         try:
             st = os.lstat(os.path.join(self._roots[place[0]], place[1]))
         except OSError:
@@ -195,7 +196,7 @@ class _Planner:
         return st.st_nlink == self._count[place]
 
     def _holder(self, root: int, path: bytes) -> bytes:
-        """The nearest existing directory above that stays."""
+        """The nearest existing directory above the name that stays."""
         while path:
             path = path.rpartition(b"/")[0]
             name = self._names[root].get(path)
@@ -259,8 +260,8 @@ class _Planner:
                 staged[number] = file._replace(copies=[], patches=frozenset(file.missing))
 
     def _may_be_patched(self, file: Staged) -> bool:
-        """Whether most of a big file is already in place. Then it is patched: a copy would cost its
-        whole size, in time and on the disk."""
+        """Whether most of a big file is already in place, so that it is patched: a copy would cost
+        its whole size, in time and on the disk."""
         entry = file.entry
         name = self._names[entry.root].get(entry.path)
         if name is None or name.kind != FILE or name.content is None or not name.content.runs:

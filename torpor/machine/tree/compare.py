@@ -1,4 +1,4 @@
-"""Compare a restored tree with its manifest: every attribute, and optionally every byte."""
+"""Compares a restored tree with its manifest: every attribute, and optionally every byte."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from torpor.shared.format.rows import Described
 from torpor.shared.format.sizes import BIG_FILE_BYTES
 
 _THREADS: Final = 8
-_NAMES: Final = 1024  # looked at together
+_NAMES: Final = 1024  # names that are looked at together
 _BATCH: Final = 256  # files read together
 _PIECE_BYTES: Final = 2 << 20
 _TARGET: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHANGED: Final = "changed while it was checked"
 _ReadFile = tuple[memoryview, Stat, Stat]
-"""The content, and what the file was before and after it was read."""
+"""The content of a file, and its stat before and after it was read."""
 _KINDS: Final = {stat.S_IFLNK: SYMLINK, stat.S_IFDIR: DIRECTORY, stat.S_IFREG: FILE}
 
 
@@ -72,13 +72,13 @@ def compare_tree(
 ) -> Comparison:
     """Compare what is on the disk with ``entries``; with ``full``, read and hash every file.
 
-    ``attributes`` know what this machine and the targets cannot hold; the restore has warned of it.
-    ``check`` may raise RunCancelled.
-    ``in_use_ns``: since then programs may make names, which moves the times of directories.
+    ``attributes`` know what this machine and the targets cannot hold, which is no difference,
+    because the restore has warned of it. ``check`` may raise RunCancelled. ``in_use_ns``: since
+    then programs may make names, which moves the times of directories.
     """
     result = Comparison(len(entries))
     is_coarse = any(able.step_ns >= 10**9 for able in attributes.abilities)
-    # let new files settle, so that the index can be trusted
+    # let new files settle, so that their signatures can be trusted
     time.sleep((RACY_COARSE_NS if is_coarse else RACY_NS) / 1e9)
     what = described(entries)
     with _opened(targets) as places:
@@ -156,7 +156,7 @@ def _looked(places: Sequence[int | OSError], entries: Sequence[Entry]) -> Sequen
 def _inodes_of_linked(
     links: Sequence[Entry], places: Sequence[int | OSError]
 ) -> dict[tuple[int, bytes], int]:
-    """The inode of each file that is there to have other names, by root and path."""
+    """The inode of each file that exists and has other names, by root and path."""
     inodes = {}
     for link in links:
         if (link.root, link.target) not in inodes:
@@ -168,7 +168,7 @@ def _inodes_of_linked(
 def _files_apart(
     links: Sequence[Entry], entries: Sequence[Entry], attributes: Attributes
 ) -> dict[tuple[int, bytes], Entry]:
-    """What each hard link that is a file of its own here must be, by root and path."""
+    """What each hard link must be that is a separate file on this machine, by root and path."""
     apart = [link for link in links if (link.root, link.path) in attributes.apart]
     targets = {(link.root, link.target) for link in apart}
     files = {(e.root, e.path): e for e in entries if (e.root, e.path) in targets} if apart else {}
@@ -180,7 +180,7 @@ def _files_apart(
 
 
 def _runs_of(entries: Sequence[Entry], numbers: Sequence[int]) -> Iterator[list[tuple[int, Entry]]]:
-    """These entries, each with its number, in lists of neighbours of one root."""
+    """These entries, each with its number, in lists of neighbours in one root."""
     numbered = ((number, entries[number]) for number in numbers)
     for _, group in groupby(numbered, lambda numbered: numbered[1].root):
         while run := list(islice(group, _NAMES)):
@@ -195,13 +195,13 @@ def _differs(
     attributes: Attributes,
     in_use_ns: int | None,
 ) -> tuple[bool, str]:
-    """Whether the time of a directory in use has moved, which is no fault; and how a name
+    """Whether the time of a directory in use has changed, which is no fault; and how a name
     differs."""
     if st.error:
         return False, f"{_shown(entry, targets)}: {os.strerror(st.error)}"
     before = attributes.unchanged.get((entry.root, entry.path))
     if before is not None and before == Signature.among(st):
-        return False, ""  # as far as this machine can hold it, which was seen then
+        return False, ""  # as far as this machine can hold the time
     wrong = []
     moved = False
     if _KINDS.get(stat.S_IFMT(st.mode)) != (FILE if entry.kind == HARDLINK else entry.kind):
@@ -230,8 +230,8 @@ def _differs(
 
 
 def _wrong_xattrs(entry: Entry, targets: Sequence[bytes], attributes: Attributes) -> list[str]:
-    """How extended attributes differ: what lacks, and what came with the target, such as an ACL
-    that its directory hands down."""
+    """How extended attributes differ: missing ones, and extra ones, such as an ACL that the
+    directory hands down."""
     full = _full(entry, targets)
     try:
         if not entry.xattrs:
@@ -255,7 +255,7 @@ def _more_xattrs(others: Iterable[bytes]) -> list[str]:
 
 
 def _leads(link: bytes) -> bytes | None:
-    """Where a symlink leads; None if it is gone meanwhile."""
+    """The target of a symlink; None if it is gone meanwhile."""
     try:
         return os.readlink(link)
     except OSError:
@@ -292,8 +292,8 @@ class _Files:
     def compare(
         self, check: Callable[[], None], batch: Sequence[int]
     ) -> list[tuple[int, list[str], Signature | None]]:
-        """Number of each file, what differs, and the signature of a correct one if a change would
-        be seen."""
+        """The number of each file, how it differs, and the signature of a correct one if a later
+        change would be seen."""
         check()
         found = []
         for run in _runs_of(self._entries, batch):
@@ -357,7 +357,7 @@ def _batches(what: Described) -> Iterator[Sequence[int]]:
 def _compare_file(
     entry: Entry, chunks: Sequence[Chunk], targets: Sequence[bytes], seal: Seal
 ) -> tuple[str, Signature | None]:
-    """How the content differs, and the signature if a later change would be seen."""
+    """How the content differs; and the signature, if a later change would be seen."""
     shown = _shown(entry, targets)
     looked = time.time_ns()
     try:

@@ -18,8 +18,9 @@ class ContentKey(NamedTuple):
     """Equal for files of equal content that were cut in the same way, in whatever snapshot."""
 
     size: int
-    digest: bytes  # of the whole file, or empty
-    runs: tuple[tuple[bytes, int], ...]  # else: names (empty for a hole) and lengths of its chunks
+    digest: bytes  # the digest of the whole file, or empty
+    # if there is no digest: names (empty for a hole) and lengths of its chunks
+    runs: tuple[tuple[bytes, int], ...]
 
 
 def content_of(entry: Entry, chunks: Sequence[Chunk]) -> ContentKey:
@@ -38,8 +39,8 @@ def right_extents(
     seal: Seal,
     among: Container[int] | None = None,
 ) -> set[int]:
-    """Positions of the extents of ``entry`` that the open file holds where they belong, ``among``
-    some or all. All or none if one digest covers the content. May raise OSError.
+    """Positions of the extents of ``entry`` that the open file holds in their places, ``among``
+    some positions or all. All or none if one digest covers the content. May raise OSError.
     """
     everything = set(range(len(entry.extents)))
     if entry.digest:
@@ -77,7 +78,7 @@ def _runs(fd: int, offset: int, length: int) -> Iterator[bytes]:
 
 
 def _is_hole(fd: int, offset: int, length: int) -> bool:
-    """Whether only zeros can be read there, without reading holes, which may be huge."""
+    """Whether the range holds only zeros, found without reading holes, which may be huge."""
     end = offset + length
     while offset < end:
         try:

@@ -1,9 +1,8 @@
-"""Names of files and variables that hold credentials, or what a person typed.
-
-torpor stores what a user has written in a home by mistake without being asked for it. These files
-it leaves where they are: nobody has said that keys may leave the machine, also not sealed. In a
-workspace's own directories they are stored as all else: its user has named those.
-"""
+"""Names of files and variables that hold credentials, or what a person typed. torpor stores a
+user's files in a home without being asked, because they may have been written there by mistake.
+Files with credentials it leaves where they are: nobody has said that keys may leave the machine,
+not even sealed. In a workspace's own directories they are stored like everything else, because the
+user has named these directories."""
 
 from __future__ import annotations
 
@@ -34,7 +33,8 @@ _WORDS: Final = (
 _WORK: Final = (
     r"(pub|py|ipynb|md|rst|html|c|cc|cpp|h|rs|go|java|js|ts|jsonl|parquet|npy|bin|pt|safetensors)"
 )
-"""Endings of code and data, whose names may have such a word in them."""
+"""Endings of code and data files, whose names may contain a word such as "secret" without holding
+one."""
 _COPY: Final = r"(~|\.(bak|old|orig|save|swp|\d+))*"
 _CREDENTIAL: Final = re.compile(
     f"(.*/)?(({_FOLDERS})(/.*)?|({_FILES}){_COPY}"
@@ -45,7 +45,8 @@ _VALUE: Final = re.compile(
     r"\b(hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|AIza|npm_|pypi-|dop_v1_|rpa_)"
     r"[\w-]{16,}|\beyJ[\w-]{8,}\.eyJ|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/@:\s]+:[^/@\s]+@"
 )
-"""Tokens that say what they are, private keys, and passwords in addresses."""
+"""Texts that are secrets by their form: tokens with a known prefix, private keys, and passwords in
+addresses."""
 
 
 def is_credential(path: str) -> bool:

@@ -15,14 +15,15 @@ from torpor.shared.errors import InvalidInput
 
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_OPEN: Final = 16
-"""Open directories a thread keeps: neighbours in a chunk are neighbours in the tree."""
+"""Open directories that a thread keeps: neighbours in a chunk are neighbours in the tree."""
 _SWAPPED: Final = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.ENXIO}
 
 
 class Directories:
     """Descriptors of directories below ``targets``. Thread-safe: each thread keeps its own.
 
-    ``remedy`` is the end of the message for a name that is of another kind than it was, or gone.
+    ``remedy`` is the end of the message for a name that has become another kind of file, or is
+    gone.
     """
 
     def __init__(self, targets: Sequence[bytes], remedy: str) -> None:
@@ -45,7 +46,8 @@ class Directories:
             os.close(fd)
 
     def open(self, root: int, path: bytes) -> int:
-        """A descriptor that this object owns and this thread keeps open for a while."""
+        """A descriptor that this object owns, and that the calling thread keeps open for a
+        while."""
         cache: OrderedDict[tuple[int, bytes], int] | None
         cache = getattr(self._threads, "directories", None)
         if cache is None:
@@ -72,8 +74,8 @@ class Directories:
         return fd
 
     def unlock(self, parent: int, name: bytes, path: bytes, kind: int, mode: int) -> None:
-        """chmod a file that we own; never follow a symlink, as plain chmod would.
-        ``kind``: S_IFDIR or S_IFREG, and nothing else is touched."""
+        """chmod a file that we own; never follow a symlink, as plain chmod would. ``kind``: S_IFDIR
+        or S_IFREG; a file of another kind is left alone."""
         try:
             fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         except OSError as exc:
@@ -94,7 +96,7 @@ class Directories:
             cache.clear()
 
     def swapped(self, exc: OSError | None, path: bytes) -> OSError | InvalidInput:
-        """What to raise when a name is of another kind than it was, or gone."""
+        """The error for a name that has become another kind of file, or is gone."""
         if exc is not None and exc.errno not in _SWAPPED:
             return exc
         return InvalidInput(

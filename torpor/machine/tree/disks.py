@@ -13,15 +13,15 @@ _DISKS: Final = re.compile(
     r"ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|jfs|reiserfs|overlay|aufs|tmpfs|vfat|exfat|ntfs3?"
     r"|fuseblk|fuse\.fuse-overlayfs"
 )
-"""What ends with its machine. tmpfs too: its files are in memory."""
+"""File systems that end with their machine. tmpfs is one of them: its files are in memory."""
 _NO_DATA: Final = re.compile(
     r"proc|sysfs|devtmpfs|devpts|cgroup2?|securityfs|debugfs|tracefs|pstore|bpf|mqueue|hugetlbfs"
     r"|configfs|fusectl|binfmt_misc|autofs|efivarfs|rpc_pipefs|nsfs|selinuxfs|squashfs|iso9660"
     r"|erofs|cramfs|fuse\.(lxcfs|gvfsd-fuse|portal)"
 )
-"""What nobody keeps files in, or nobody can write to."""
+"""File systems that hold no user's files, or that nobody can write to."""
 _SYSTEM_MOUNTS: Final = ("/proc", "/sys", "/dev", "/run")
-"""What is mounted here belongs to the kernel and to programs that run."""
+"""Mount points that belong to the kernel and to running programs."""
 
 
 class Mount(NamedTuple):
@@ -34,12 +34,12 @@ class Mount(NamedTuple):
 
 
 class Mounts:
-    """The mount table. Nothing here touches a mount, since a network that is away would hang."""
+    """The mount table. No method touches a mount, because a network that is away would block."""
 
     def __init__(self, table: Sequence[Mount]) -> None:
         self._at = {
             mount.path: mount for mount in table
-        }  # of two at one path, the later one is on top
+        }  # of two mounts at one path, the later one is on top
         self.parents = {os.path.dirname(path) for path in self._at if path != "/"}
 
     @classmethod
@@ -61,7 +61,8 @@ class Mounts:
         return place == "/" or _DISKS.fullmatch(self._at[place].kind) is not None
 
     def disks(self) -> list[str]:
-        """Where to look for files: each disk once, also if it is mounted at several places."""
+        """The directories in which to look for files: each disk once, even if it is mounted at
+        several places."""
         found = [
             mount
             for mount in self._at.values()

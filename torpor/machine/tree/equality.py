@@ -1,5 +1,5 @@
-"""Whether a tree is still what it was, after walks that found names that are not as they were held:
-their files were read again, and may be equal."""
+"""Whether a tree is still equal to what it was. Walks may have found names that differ from what
+was held; their files were read again, and may be equal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torpor.shared.format.manifest import DIRECTORY, FILE, Entry
 
 
 class Equality:
-    """Compares each walk with what was held before the first. The time of a directory moves with
-    every name in it, also an excluded one, and does not count. Where a walk has found anything
-    else, the tree counts as changed, also when a later one does not."""
+    """Compares each walk with what was held before the first. The time of a directory does not
+    count, because it changes with every name in the directory, also an excluded one. After one walk
+    that has found another difference, the tree counts as changed, whatever later walks find."""
 
     def __init__(self, before: Names) -> None:
         self._count = before.held_count
@@ -19,7 +19,7 @@ class Equality:
         self._read: dict[tuple[int, bytes], Entry] = {}
 
     def saw(self, held: Names, seen: Walk) -> None:
-        """``held``: what the walk ``seen`` was given."""
+        """Note a walk. ``held``: the names that the walk ``seen`` was given."""
         self._changed = self._changed or len(seen.names) != self._count
         for position in seen.fresh:
             if self._changed:
@@ -34,7 +34,8 @@ class Equality:
                 self._changed = True
 
     def holds(self, held: Names) -> bool:
-        """``held``: with the content of every file that was read, in chunks of one table."""
+        """Whether the tree is equal. ``held``: the names with the content of every file that was
+        read, in chunks of one table."""
         if self._changed:
             return False
         now = ((before, held.held(root, path)) for (root, path), before in self._read.items())

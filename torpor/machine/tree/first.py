@@ -12,7 +12,7 @@ from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, En
 from torpor.shared.format.sizes import BIG_FILE_BYTES
 
 MOST_HOPS: Final = 8
-"""How many symlinks that lead to symlinks are followed."""
+"""How many symlinks in a row are followed."""
 
 
 class First(NamedTuple):
@@ -55,7 +55,7 @@ def find_first(entries: Sequence[Entry], patterns: Sequence[str]) -> First:
 
 
 def find_used(entries: Sequence[Entry], classes: bytes) -> First:
-    """What was used before the machine was ready; what was used later follows.
+    """The files that were used before the machine was ready; those that were used later follow.
 
     With it come what it may look for and never read, such as the source of a compiled Python
     module: all symlinks, and small files in directories in which anything was used.
@@ -85,7 +85,7 @@ def find_used(entries: Sequence[Entry], classes: bytes) -> First:
 
 
 def _around(used: Iterable[Entry]) -> Iterator[EntryId]:
-    """The directories of these files; for compiled Python modules, that of their sources too."""
+    """The directories of these files; for compiled Python modules, also those of their sources."""
     for entry in used:
         directory = os.path.dirname(entry.path)
         yield entry.root, directory
@@ -96,8 +96,8 @@ def _around(used: Iterable[Entry]) -> Iterator[EntryId]:
 def _with_directories(
     entries: Sequence[Entry], numbers: dict[EntryId, int], ranks: dict[int, int], last: int
 ) -> tuple[dict[int, int], set[int]]:
-    """These with all names of their files, and the directories above: those that are complete then,
-    at position ``last``, and the others."""
+    """These entries with all names of their files, and the directories above them: those that are
+    complete with them, at position ``last``, and the others."""
     ranks = _with_every_name(entries, numbers, ranks)
     above = _above(entries, numbers, ranks)
     rest = [n for n in range(len(entries)) if n not in ranks and n not in above]
@@ -119,7 +119,7 @@ def _matched(entries: Sequence[Entry], patterns: Sequence[str]) -> tuple[dict[in
 
 
 def _with_all_below(entries: Sequence[Entry], seeds: dict[int, int]) -> dict[int, int]:
-    """These, and what the directories among them hold: it stands after them."""
+    """These entries, and the contents of the directories among them, which come after them."""
     ranks: dict[int, int] = {}
     inside: dict[EntryId, int] = {}
     for number, entry in enumerate(entries):
@@ -135,7 +135,7 @@ def _with_all_below(entries: Sequence[Entry], seeds: dict[int, int]) -> dict[int
 def _led_to(
     entries: Sequence[Entry], numbers: dict[EntryId, int], ranks: dict[int, int]
 ) -> dict[int, int]:
-    """What the symlinks among ``ranks`` lead to, unless it is among them already."""
+    """The entries to which symlinks among ``ranks`` lead, unless they are among them already."""
     found: dict[int, int] = {}
     for number, rank in ranks.items():
         entry = entries[number]

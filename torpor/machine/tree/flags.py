@@ -1,4 +1,4 @@
-"""Flags of files that forbid their change to everybody, root too (chattr)."""
+"""Flags of files that forbid a change to everybody, including root (chattr)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def forbidding(path: bytes) -> str:
-    """Which of these a file or directory has, as chattr writes it; empty where it has none, or
+    """The forbidding flags of a file or directory, in chattr's letters; empty where it has none, or
     where the file system knows no flags."""
     with suppress(OSError):
         fd = os.open(path, _OPEN)

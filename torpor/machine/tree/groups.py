@@ -9,7 +9,7 @@ from typing import Final
 from torpor.shared.wire.losses import LeftBehind
 
 _DEEPEST: Final = 8
-"""Directories deeper than this count to the one above."""
+"""Files in deeper directories count to the directory at this depth."""
 _WIDE: Final = frozenset(
     {
         *("/", "/home", "/mnt", "/media", "/opt", "/srv", "/var", "/var/lib", "/usr", "/usr/lib"),
@@ -30,7 +30,8 @@ class _Node:
 
 
 class Groups:
-    """``wide``: directories of which each part is named by itself: homes, and tops of disks."""
+    """``wide``: directories of which each part is named separately: homes, and the tops of
+    disks."""
 
     def __init__(self, wide: set[str]) -> None:
         self._top = _Node()
@@ -54,11 +55,11 @@ class Groups:
         return _left("/", self._top.files, self._top.bytes, self._top.newest_ns)
 
     def largest(self, count: int) -> list[LeftBehind]:
-        """The groups, most bytes first."""
+        """The groups, those with most bytes first."""
         return sorted(self._groups("/", self._top), key=lambda group: -group.bytes)[:count]
 
     def directories(self) -> Iterator[LeftBehind]:
-        """Each directory with files of its own."""
+        """Each directory that has files of its own."""
         pending = [("/", self._top)]
         while pending:
             path, node = pending.pop()

@@ -30,15 +30,16 @@ from torpor.shared.wire.losses import NO_RECORD, LeftBehind
 
 MOST_S: Final = 60.0
 SENT: Final = 20
-"""Names and directories in an answer."""
+"""Names and directories that an answer holds."""
 HOMES_CUT: Final = "the look at the homes did not come to its end"
 _NICE: Final = 10
-"""In all: more would starve it where the agent itself was started with a low priority."""
+"""The nice value of the whole process. A higher one would starve it where the agent itself was
+started with a low priority."""
 _CHECK_FILES: Final = 2000
 
 _LAST: Final = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
-"""Directories of the system, which come last. In them only files are looked at whose directory has
-changed: to look at each one of a large image would take minutes on a slow disk."""
+"""Directories of the system, which are looked at last. Only files whose directory has changed are
+looked at: looking at each file of a large image would take minutes on a slow disk."""
 _NEVER: Final = frozenset(
     ["/proc", "/sys", "/dev", "/run", "/boot", "/snap", "/lost+found", "/nix/store"]
 )
@@ -49,14 +50,15 @@ _SERVICES: Final = re.compile(
     r"|chrony|ntp|misc|python|sgml-base|shim-signed|grub|usbutils|command-not-found|fwupd"
     r"|containerd|docker/(?!volumes)[^/]+|kubelet|lxcfs|amazon|google|waagent|aptitude|vim|fontconfig))"
 )
-"""What the services of a system write for themselves. /var/lib/docker/volumes is not among it."""
+"""Directories that the services of a system write for themselves. /var/lib/docker/volumes is none
+of them."""
 CACHES: Final = re.compile(
     r".*/(\.cache/(pip|uv|pypoetry|yarn|pre-commit|mypy|ruff|matplotlib|fontconfig|go-build|bazel|wandb/logs)"
     r"|\.local/share/uv/python|\.npm/_cacache|\.cargo/registry|\.nv/ComputeCache|\.triton/cache"
     r"|\.conda/pkgs|(?:mini|mamba|micromamba|ana)?(?:conda|forge)\d?/pkgs)"
     r"|/var/cache|/var/lib/apt"
 )
-"""Directories that pip, uv, apt and others make again."""
+"""Directories that pip, uv, apt and other programs can fill again."""
 _OWN_NOISE: Final = frozenset(
     [
         ".bash_history",
@@ -82,7 +84,7 @@ _SETTINGS_NOISE: Final = re.compile(
     r"|rc\d\.d/.*|\.git/.*|\.etckeeper|python3/debian_config)"
 )
 _LEAST_SYSTEM_BYTES: Final = 64 << 10
-"""Less than this in /usr or /var is what a package's own programs write."""
+"""Fewer bytes than this in /usr or /var are what a package's own programs write."""
 _MADE_AGAIN: Final = frozenset(
     [
         "node_modules",
@@ -95,12 +97,12 @@ _MADE_AGAIN: Final = frozenset(
 )
 """Directories in a home that npm, NLTK, scikit-learn and others fill by themselves."""
 _ENVIRONMENTS: Final = frozenset(["pyvenv.cfg", "conda-meta"])
-"""A directory that holds one of these is an environment of Python or conda."""
+"""A directory that holds one of these names is an environment of Python or conda."""
 
 
 class Where(msgspec.Struct, frozen=True):
-    """``top``: the directory that is the whole machine. ``since_ns``: what is older came with it;
-    ``disks_since_ns``: the same, of disks other than the root's, outside of the system.
+    """``top``: the directory that is the whole machine. ``since_ns``: what is older came with the
+    machine; ``disks_since_ns``: the same for disks other than the root's, outside of the system.
     ``skipped``: absolute paths that are not looked at. ``recorded``: where the packages of pip are
     that the environment record names. ``volumes``: where disks are mounted that outlive the
     machine. ``home``: of the user that the agent runs as. ``made_again``: directories that are not
@@ -117,7 +119,7 @@ class Where(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct):
-    """As ``torpor.shared.wire.losses.Losses`` has it."""
+    """The result of a look, with the fields of ``torpor.shared.wire.losses.Losses``."""
 
     complete: bool
     total: LeftBehind
@@ -135,9 +137,9 @@ class Found(msgspec.Struct):
 
 
 class UserNames(msgspec.Struct, frozen=True):
-    """What counts as a user's own in the homes. ``names``: of all files and links of it in the home
-    of the agent's user, as absolute paths; ``bytes``: how much these take; ``elsewhere``: names in
-    other homes; ``unseen``: why there may be more."""
+    """What counts as a user's own in the homes. ``names``: the absolute paths of the user's own
+    files and links in the home of the agent's user; ``bytes``: how much these take; ``elsewhere``:
+    names in other homes; ``unseen``: why there may be more."""
 
     names: list[str]
     bytes: int
@@ -146,7 +148,7 @@ class UserNames(msgspec.Struct, frozen=True):
 
 
 class _Stopped(Exception):
-    """The look's time is over."""
+    """Raised when the time of the look is over."""
 
 
 class Look:
@@ -187,7 +189,7 @@ class Look:
             for mount in mounts.remote()
         ]
         self._links: set[tuple[int, int]] = set()
-        self._since_ns = where.since_ns  # of the place that is walked
+        self._since_ns = where.since_ns  # of the place that is walked now
 
     def run(self) -> Found:
         """Look until everything is seen, or ``stop`` is set."""
@@ -251,8 +253,8 @@ class Look:
         )
 
     def _mark(self) -> str:
-        """The same as long as the same is known of a user's own files in the homes: their names,
-        and what could not be looked at. Where the look was cut, how far it came says nothing."""
+        """A hash of what is known of a user's own files in the homes: their names, and what could
+        not be looked at. It does not depend on how far an interrupted look came."""
         is_cut = HOMES_CUT in self._user_unseen
         mark = 0 if is_cut else self._user_mark
         for why in [HOMES_CUT] if is_cut else {*self._user_unseen}:
@@ -262,8 +264,8 @@ class Look:
     # -- the homes
 
     def _look_at_homes(self) -> None:
-        """Look at the users' homes before all else, and in them at what is a user's own: not at
-        hidden names of the home, which hold settings and caches, nor at environments."""
+        """Look at the users' homes before all else, and in them at a user's own files. Hidden names
+        of the home, which hold settings and caches, and environments are left out."""
         for home in sorted(self._homes):
             self._since_ns = self._since_of(home)
             if is_under(home, self._where.skipped) or not self._mounts.is_disk(home):
@@ -291,7 +293,8 @@ class Look:
     # -- the walk
 
     def _places(self) -> Iterator[tuple[str, int]]:
-        """Where to look, users' files first, and for what came there since when."""
+        """The directories to look at, users' files first, each with the time from which files
+        count."""
         since_ns = self._where.since_ns
         if self._where.top != "/":
             yield self._where.top, since_ns
@@ -335,7 +338,8 @@ class Look:
 
     def _directory(self, path: str, system: bool, in_home: str = "") -> list[str]:
         """Look at the files of one directory; returns the directories in it. ``in_home``: the home
-        that it is in, where the user's own files are counted; what holds none comes later."""
+        that contains it, if the user's own files are counted there; directories that hold none of
+        those come later."""
         since_ns, full = self._since_ns, self._prefix + path
         below: list[str] = []
         count = changed = size = newest = 0
@@ -343,7 +347,7 @@ class Look:
         mounted = path in self._mounts.parents
         home = path in self._homes or path.endswith(("/.ssh", "/.cache"))
         mine: list[tuple[str, int, int]] = []  # the user's own files among them
-        named: list[tuple[str, int]] = []  # and what is gathered
+        named: list[tuple[str, int]] = []  # and the files that are grouped
         gathers = bool(self._most_gathered) and in_home == self._where.home
         made_again = False
         try:
@@ -435,14 +439,14 @@ class Look:
         name = entry.name
         if name == "__pycache__" or path in self._skipped or path in _NEVER or path == "/usr/local":
             return False
-        if path in self._homes:  # which were looked at before
+        if path in self._homes:  # homes were looked at before
             return False
         if name.endswith(RECORDS) and entry.stat(follow_symlinks=False).st_ctime_ns >= (
             self._since_ns
         ):
             place = os.path.dirname(path)
             self._owned.learn(place, name, whole=place.startswith("/usr/"))
-        if entry.inode() in self._inodes:  # it may be here by another mount
+        if entry.inode() in self._inodes:  # the directory may be here by another mount
             return entry.stat(follow_symlinks=False).st_dev not in self._inodes[entry.inode()]
         if CACHES.fullmatch(path):
             self._add_cache(path)
@@ -484,7 +488,7 @@ class Look:
                 )
 
     def _add_cache(self, top: str) -> None:
-        """A directory that is made again: its size, as long as there is time."""
+        """Add the size of a directory that a program can fill again, as long as there is time."""
         files = size = newest = 0
         pending, stopped = [top], False
         while pending:
@@ -527,7 +531,7 @@ class Look:
         return found
 
     def _users(self) -> list[str]:
-        """Users that were added: nothing in their home is older than the machine."""
+        """Users that were added: nothing in the home of such a user is older than the machine."""
         try:
             with open(f"{self._prefix}/etc/passwd", errors="backslashreplace") as file:
                 if os.fstat(file.fileno()).st_ctime_ns < self._where.since_ns:

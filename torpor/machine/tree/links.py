@@ -1,4 +1,4 @@
-"""Give a file one more name; where the file system cannot, make a copy under that name."""
+"""Gives a file one more name. Where the file system cannot do so, makes a copy under that name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torpor.machine.tree.refusals import write_all
 from torpor.shared.format.manifest import Entry
 from torpor.shared.values import MIB
 
-_COPIED_BYTES: Final = 8 * MIB  # at once
+_COPIED_BYTES: Final = 8 * MIB  # bytes copied at once
 
 
 class HardLinks:
@@ -28,10 +28,11 @@ class HardLinks:
         self._directories = directories
         self._attributes = attributes
         self._copies: dict[tuple[int, bytes], bytes] = {}
-        """The copy that further names become links of, where a file has as many as it can have."""
+        """The copy of which further names become links, where a file has as many names as the file
+        system allows."""
 
     def source(self, entry: Entry) -> tuple[int, bytes]:
-        """The file that ``entry`` becomes a name of: its directory, and its name in that."""
+        """The file of which ``entry`` becomes another name: its directory, and its name in it."""
         path = self._copies.get((entry.root, entry.target), entry.target)
         return self._directories.parent(entry.root, path)
 
@@ -53,7 +54,8 @@ class HardLinks:
             self._attributes.note_apart(entry, words)
 
     def _copy(self, entry: Entry, source: tuple[int, bytes], parent: int, name: bytes) -> None:
-        """Beside its name first, so that no run that is killed leaves half a file there."""
+        """Copy the file, first to a name beside the final one, so that a killed run leaves no half
+        file there."""
         half = b".torpor-" + blake3(entry.path).hexdigest(16).encode()
         with suppress(FileNotFoundError):
             os.unlink(half, dir_fd=parent)

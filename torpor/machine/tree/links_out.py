@@ -17,17 +17,17 @@ from torpor.machine.tree.owned import Owned
 from torpor.shared.format.manifest import SYMLINK, Entry
 from torpor.shared.wire.losses import LeftBehind, LinkOut
 
-_MOST_LINKS: Final = 40  # as the kernel follows
+_MOST_LINKS: Final = 40  # as many as the kernel follows
 _IN_CACHE: Final = re.compile(f"({CACHES.pattern})(/.*)?")
 _SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/snap")
 
 
 class LinksOut:
-    """Looks where links lead. ``since_ns``: what is older came with the machine; None: that is not
-    known, and only directories of the system count as such. ``older``: what is older counts too,
-    outside of those. ``skipped``: real paths that are in the
-    snapshot, or may be lost. ``top``: the directory that is the whole machine. ``stop`` ends the
-    look: what it has not seen then counts as data."""
+    """Looks where links lead. ``since_ns``: what is older came with the machine; None: that is
+    unknown, and only directories of the system count as part of the machine. ``older``: files that
+    are older count too, outside of the system's directories. ``skipped``: real paths that are in
+    the snapshot, or may be lost. ``top``: the directory that is the whole machine. ``stop`` ends
+    the look: what it has not seen then counts as data."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class LinksOut:
         )
 
     def behind(self, links: Iterable[tuple[str, str]]) -> tuple[list[LinkOut], int]:
-        """The same for links by their paths and what they say."""
+        """Find links as ``find`` does, for links that are given by their paths and their
+        targets."""
         found: dict[str, LinkOut] = {}
         count = 0
         for link, target in links:
@@ -76,7 +77,7 @@ class LinksOut:
         names = target.split("/")
         climbs = next((n for n, name in enumerate(names) if name != ".."), len(names))
         place = os.path.normpath(os.path.join(os.path.dirname(link), target))
-        # a ".." after a name may climb out of where another link has led
+        # a ".." after a name may lead out of the target of another link
         if ".." not in names[climbs:] and is_under(place, self._roots):
             return None
         if place not in self._seen:
@@ -86,7 +87,7 @@ class LinksOut:
     def _look(self, place: str) -> LeftBehind | None:
         try:
             real = self._resolve(place)
-        except OSError:  # where it leads is unknown
+        except OSError:  # it is unknown where the link leads
             named = os.path.normpath(place)
             return None if is_under(named, self._skipped) else LeftBehind(shown(named), 0, 0, 0.0)
         if (
@@ -97,15 +98,15 @@ class LinksOut:
         ):
             return None
         if any(is_under(root, [real]) for root in self._roots):
-            return None  # it leads to a directory that the workspace is in
+            return None  # the link leads to a directory that contains the workspace
         if self._since_ns is None and is_under(real, _SYSTEM):
             return None
         found, whole = self._data(real)
         return found if found.files or not whole else None
 
     def _resolve(self, path: str) -> str | None:
-        """Where a path leads; None if that is nowhere, or not on a disk of this machine. Nothing
-        asks a network for it. OSError where that is unknown."""
+        """The real path of a path; None if it does not exist, or is not on a disk of this machine.
+        No network is asked. OSError where it is unknown."""
         pending = [name for name in reversed(path.split("/")) if name not in ("", ".")]
         real, links = "/", 0
         while pending:
@@ -123,7 +124,7 @@ class LinksOut:
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-                real = here  # it is no link
+                real = here  # the name is no link
                 continue
             links += 1
             if links > _MOST_LINKS:
@@ -159,8 +160,9 @@ class LinksOut:
         return LeftBehind(shown(top), files, size, newest / 1e9), whole
 
     def _entries(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
-        """What is in a directory, or a file itself; nothing where it is gone. OSError where that is
-        unknown; what is of the system and for root alone is no data of an ordinary user."""
+        """The contents of a directory, or a file itself; nothing where it is gone. OSError where
+        that is unknown; directories of the system that only root can read hold no data of an
+        ordinary user."""
         try:
             facts = os.lstat(path)
             if not stat.S_ISDIR(facts.st_mode):

@@ -4,7 +4,8 @@ The kernel sets a file's times at the first store into a page that is clean, and
 that page was written back. So a file's pages are written back before it is read: any later store
 moves the time. A file system without a disk (tmpfs), or one that is told not to use it (an overlay
 that is "volatile"), never cleans its pages; nor does a kernel without ``syncfs``. There a store may
-move no time, so a file that a live process has mapped for writing counts as changing.
+leave the file's times unchanged, so a file that a live process has mapped for writing counts as
+changing.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from typing import Final
 from torpor.shared.errors import DiskFull, MachineError
 
 _TICK_S: Final = 0.012
-"""A little more than the kernel's longest tick: file times of Linux are as fine as that."""
+"""A little more than the longest tick of the kernel, which is the resolution of file times on
+Linux."""
 PROC: Final = Path("/proc")
 NOT_SHOWN: Final = (FileNotFoundError, ProcessLookupError, PermissionError)
-"""What the kernel says of a process that has ended, or that belongs to somebody else."""
+"""Errors for a process that has ended, or that belongs to somebody else."""
 _NO_SYNCFS: Final = (errno.ENOSYS, errno.EPERM)
-"""``syncfs`` itself has no such errors: the kernel lacks the call, or a sandbox forbids it."""
+"""Errors that ``syncfs`` itself never returns: the kernel lacks the call, or a sandbox forbids
+it."""
 
 
 def file_systems(root: bytes, excluded: Callable[[bytes], bool] | None) -> list[bytes]:
@@ -48,10 +51,11 @@ def file_systems(root: bytes, excluded: Callable[[bytes], bool] | None) -> list[
 
 
 def _holds_files(place: bytes) -> bool:
-    """Whether a mount has files to sync: it is no device, no pipe, and reachable by this user."""
+    """Whether a mount has files to sync: it is no device and no pipe, and this user can reach
+    it."""
     try:
         mode = os.stat(place).st_mode
-    except OSError:  # gone, or the walk raises, which looks at it too
+    except OSError:  # the mount is gone, or the walk, which looks at it too, raises
         return False
     return stat.S_ISDIR(mode) or stat.S_ISREG(mode)
 
@@ -62,7 +66,8 @@ def sync_disk(place: bytes) -> None:
     try:
         _syncfs(place)
     except OSError as error:
-        if error.errno in _NO_SYNCFS:  # shows_stores is False there, and its mapped files change
+        # shows_stores then returns False, so that mapped files count as changing
+        if error.errno in _NO_SYNCFS:
             os.sync()
             return
         shown = os.fsdecode(place)
@@ -91,7 +96,7 @@ def _syncfs(place: bytes) -> None:
 
 def mapped_unseen(places: Sequence[bytes]) -> dict[tuple[int, int] | bytes, str]:
     """Files in ``places`` that a live process has mapped for writing, where stores are not seen:
-    by the device and inode of each, and by its path, which process that is."""
+    the process by the device and inode of each file, and by its path."""
     unsure = [place for place in places if not shows_stores(place)]
     if not unsure:
         return {}
@@ -108,14 +113,15 @@ def mapped_unseen(places: Sequence[bytes]) -> dict[tuple[int, int] | bytes, str]
 
 
 def shows_stores(place: bytes) -> bool:
-    """Whether a store moves the time of a file that was written back before: tried with a file
+    """Whether a store changes the time of a file that was written back before, tried with a file
     without a name. False where that cannot be tried."""
     try:
         fd = unnamed_file(place)
     except OSError as exc:
         return exc.errno == errno.EROFS  # nobody can write there
     try:
-        os.write(fd, b"\1")  # not by a store alone: that takes a block, and a full disk kills
+        # written, because a store alone would need a new block, and be killed on a full disk
+        os.write(fd, b"\1")
         with mmap.mmap(fd, 1) as mapping, memoryview(mapping) as page:
             _store(page)
             _syncfs(place)
@@ -133,7 +139,7 @@ def unnamed_file(place: bytes) -> int:
     """A descriptor of a new file without a name, on the file system of a directory or a file."""
     try:
         return os.open(place, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError:  # overlays can do it since Linux 6.1
+    except OSError:  # overlayfs supports this since Linux 6.1
         beside = tempfile.gettempdir()
         if os.stat(beside).st_dev != os.stat(place).st_dev:
             raise
@@ -143,7 +149,7 @@ def unnamed_file(place: bytes) -> int:
 
 
 def _store(page: memoryview) -> None:
-    """Have the kernel store a byte: where it cannot, that is an error here and no SIGBUS."""
+    """Have the kernel store a byte, so that a failure is an error and no SIGBUS."""
     zero = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.readv(zero, [page])

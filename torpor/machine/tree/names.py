@@ -25,8 +25,8 @@ _CTIME_AT: Final = 24
 _FEW_RUNS: Final = 32
 
 HELD, SURE, READ = 1, 2, 4
-"""Marks: the content is known; a change is sure to change the signature; somebody else has read the
-file since it was last changed."""
+"""Marks of a name: its content is known; a change certainly changes its signature; somebody else
+has read the file since it was last changed."""
 _ARE_KNOWN: Final = bytes(mark for mark in range(8) if mark & HELD and mark & SURE)
 _NOT_HELD: Final = bytes(mark for mark in range(256) if not mark & HELD)
 _HELD_UNLESS: Final = bytes((HELD,)) + bytes(255)
@@ -52,7 +52,7 @@ class Signature(msgspec.Struct, frozen=True, array_like=True, gc=False):
         inode, size, mtime_ns, ctime_ns = st[:4]
         if is_plain(mtime_ns) and is_plain(ctime_ns):
             return cls(inode, size, mtime_ns, ctime_ns)
-        return cls(*_SIGNED.unpack(packed_signature(*st[:4])))  # with times as they are packed
+        return cls(*_SIGNED.unpack(packed_signature(*st[:4])))  # with times in their packed form
 
     def is_of(self, st: Stat) -> bool:
         return (
@@ -67,7 +67,7 @@ class Signature(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 NO_SIGNATURE: Final = bytes(SIGNATURE_BYTES)
-"""In the place of one that is not known: nothing on a disk has inode 0."""
+"""Stands for an unknown signature: nothing on a disk has inode 0."""
 
 
 def packed_signatures(signatures: Iterable[Signature | None]) -> bytes:
@@ -97,7 +97,7 @@ class Signatures(Computed[Signature | None]):
 
 
 class KnownPath(msgspec.Struct, frozen=True, gc=False):
-    """What is known about a path: its entry, and the signature it had then."""
+    """What is known of a path: its entry, and the signature that it had then."""
 
     signature: Signature | None  # None: always look again
     entry: Entry
@@ -107,15 +107,15 @@ class DirectoryNames(NamedTuple):
     """The names of one directory: they stand one after the other."""
 
     first: int
-    names: bytes  # in order, a zero byte between two
+    names: bytes  # in order, with a zero byte between two
 
     def split(self) -> list[bytes]:
         return self.names.split(b"\0")
 
 
 class Names:
-    """Names by position, in the order of a manifest; found by directory. ``hold`` may come from any
-    thread. ``entries`` lack the content that was read since the last ``settled``.
+    """Names by position, in the order of a manifest; found by directory. ``hold`` may be called by
+    any thread. ``entries`` lack the content that was read since the last ``settled``.
     """
 
     def __init__(self, roots: int) -> None:
@@ -125,7 +125,7 @@ class Names:
         self._tops = [-1] * roots
         self._runs: list[dict[bytes, DirectoryNames]] = [{} for _ in range(roots)]
         self._read = ReadContents()  # in the order in which files were read
-        self._read_at = array("q")  # by position; -1: not there
+        self._read_at = array("q")  # by position; -1: no content was read
         self._positions: dict[int, dict[bytes, int]] = {}
         self._lock = threading.Lock()
 
@@ -149,8 +149,8 @@ class Names:
         return names
 
     def _found(self) -> bytearray:
-        """Find the names by their directories; returns a byte for each: 1 where the file changed
-        while it was read. Raises NotPlain."""
+        """Find the names by their directories; returns a byte for each name: 1 where the file
+        changed while it was read. Raises NotPlain."""
         changed = bytearray(len(self.entries))
         for place in self.entries.listed(changed):
             if place.is_run:
@@ -195,11 +195,11 @@ class Names:
         self.marks += marks
 
     def begin(self, root: int) -> None:
-        """The next name is that root itself."""
+        """Begin a root; its position is the next one."""
         self._tops[root] = len(self)
 
     def end_run(self, root: int, directory: bytes, names: Sequence[bytes]) -> None:
-        """``names`` were appended, and are all of a directory."""
+        """Note that ``names`` were appended, and are all names of a directory."""
         self._end_run((root, directory), len(self), names)
 
     def _end_run(self, place: tuple[int, bytes] | None, end: int, names: Sequence[bytes]) -> None:
@@ -222,7 +222,8 @@ class Names:
         return -1 if run is None else self.positions(run).get(name, -1)
 
     def positions(self, run: DirectoryNames) -> dict[bytes, int]:
-        """By name. Kept for a while: who asks for one name of a directory asks for its others."""
+        """The positions by name. Kept for a while, because a caller that asks for one name of a
+        directory asks for its others."""
         found = self._positions.get(run.first)
         if found is None:
             found = {name: at for at, name in enumerate(run.split(), run.first)}
@@ -238,26 +239,26 @@ class Names:
         return KnownPath(self.signature(position), self.entry(position))
 
     def entry(self, position: int) -> Entry:
-        """With the content, where it was read."""
+        """The entry of a name, with its content if the file was read."""
         if self._read_at and (at := self._read_at[position]) >= 0:
             return self._read.at(at).put_into(self.entries[position])
         return self.entries[position]
 
     def signature(self, position: int) -> Signature | None:
-        """None: look again."""
+        """The signature of a name; None: look again."""
         return self.seen(position) if self.marks[position] & SURE else None
 
     def seen(self, position: int) -> Signature:
-        """The signature, sure or not."""
+        """The last known signature of a name, whether or not a change would show in it."""
         return Signature(*_SIGNED.unpack_from(self._signatures, position * SIGNATURE_BYTES))
 
     def size(self, position: int) -> int:
-        """In bytes, by the signature."""
+        """The size of a file in bytes, by its signature."""
         size: int = _INT64.unpack_from(self._signatures, position * SIGNATURE_BYTES + _SIZE_AT)[0]
         return size
 
     def changed_ns(self, position: int) -> int:
-        """The ctime, by the signature."""
+        """The ctime of a file, by its signature."""
         at = position * SIGNATURE_BYTES + _CTIME_AT
         changed_ns: int = _INT64.unpack_from(self._signatures, at)[0]
         return changed_ns
@@ -267,7 +268,7 @@ class Names:
         return bytes(self._signatures[at : at + SIGNATURE_BYTES])
 
     def signatures(self) -> bytes:
-        """All, packed; NO_SIGNATURE where none is sure."""
+        """All signatures, packed; NO_SIGNATURE where a change might not show."""
         sure = bytearray(self._signatures)
         if self.marks.translate(None, _ARE_SURE):
             for position, mark in enumerate(self.marks):
@@ -287,8 +288,9 @@ class Names:
     def hold(
         self, positions: Sequence[int], contents: Iterable[Content], unsure: Iterable[int] = ()
     ) -> None:
-        """The contents of files were read. ``unsure``: the positions of those that changed then;
-        of others the walk has said whether a change is sure to change the signature."""
+        """Add the contents of files that were read. ``unsure``: the positions of those that changed
+        while they were read; for the others, the walk has said whether a change would show in the
+        signature."""
         with self._lock:
             if not self._read_at:
                 self._read_at = array("q", (-1,)) * len(self)
@@ -301,15 +303,16 @@ class Names:
                 self.distrust(position)
 
     def drop(self, position: int) -> None:
-        """The content is not known any more."""
+        """Forget the content of a name."""
         self.marks[position] &= ~HELD
 
     def distrust(self, position: int) -> None:
-        """The signature may stay the same when the file changes."""
+        """Note that the signature may stay the same when the file changes."""
         self.marks[position] &= ~SURE
 
     def settled(self) -> Names:
-        """As they are now, whatever is held or dropped later."""
+        """A copy of the names as they are now, which later calls of ``hold`` and ``drop`` do not
+        change."""
         with self._lock:
             self._settle()
             names = Names(len(self._tops))
@@ -325,7 +328,7 @@ class Names:
         self._read, self._read_at = ReadContents(), array("q")
 
     def without(self, out: set[int]) -> Names:
-        """A copy without these positions, of settled ones."""
+        """A copy of settled names without these positions."""
         if not out:
             return self
         kept = [position for position in range(len(self)) if position not in out]
@@ -336,7 +339,7 @@ class Names:
         return names
 
     def missing(self, root: int, there: Names) -> Iterator[int]:
-        """Positions of names of a root that ``there`` does not have."""
+        """Positions of names of a root that are not in ``there``."""
         for directory, run in self._runs[root].items():
             other = there.run(root, directory)
             if other is not None and other.names == run.names:
@@ -359,17 +362,17 @@ class Names:
 class Unread(msgspec.Struct, frozen=True, gc=False):
     """A regular file whose content must be read."""
 
-    entry: Entry  # without content
+    entry: Entry  # without its content
     signature: Signature
     sparse: bool
     before: Entry | None = None  # what was held under its name
-    mapped: str = ""  # the process that can change it without moving its times
+    mapped: str = ""  # the process that can change the file without changing its times
 
 
 class SmallFiles(NamedTuple):
     """Files below one root that must be read, and of which nothing was known before."""
 
-    positions: list[int]  # among the names
+    positions: list[int]  # positions among the names
     root: int
     paths: list[bytes]
     signatures: bytes  # 32 bytes each
@@ -377,10 +380,10 @@ class SmallFiles(NamedTuple):
 
 
 class UnreadFiles(Computed[Unread]):
-    """Those of ``names`` whose content must be read. ``held``: what was known before."""
+    """The files among ``names`` whose content must be read. ``held``: what was known before."""
 
     def __init__(self, names: Names, held: Names) -> None:
-        self.positions = array("Q")  # among the names
+        self.positions = array("Q")  # positions among the names
         self._names = names
         self._held = held
         self._sparse: set[int] = set()
@@ -397,11 +400,11 @@ class UnreadFiles(Computed[Unread]):
         return (place.path for place in self._names.entries.places(self.positions))
 
     def processes(self) -> dict[bytes, str]:
-        """By path, the process that can change a file without moving its times."""
+        """By path: the process that can change a file without changing its times."""
         return {self._names.entries.at(at).path: self._mapped[at] for at in self._mapped}
 
     def sizes(self) -> Iterator[tuple[int, bool]]:
-        """In bytes, and whether the file is sparse."""
+        """The size of each file in bytes, and whether it is sparse."""
         for position in self.positions:
             yield self._names.size(position), position in self._sparse
 
@@ -409,7 +412,8 @@ class UnreadFiles(Computed[Unread]):
         return len(self.positions)
 
     def together(self, numbers: Sequence[int]) -> SmallFiles | None:
-        """These files, without an object for each. None where there is more to say of one."""
+        """These files as one SmallFiles, without an object for each. None where more must be said
+        of one of them."""
         if len(self._held) or self._mapped:
             return None
         positions = [self.positions[number] for number in numbers]

@@ -1,4 +1,4 @@
-"""Give a file that was made elsewhere its name, and never replace what has that name."""
+"""Gives a file that was made elsewhere its name, and never replaces a file that has that name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from typing import Final
 
 NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
-"""What a file system says that has no hard links, or not so many of one file."""
+"""Errors of a file system that has no hard links, or not so many of one file."""
 
 
 def take_name(
@@ -22,7 +22,7 @@ def take_name(
     except FileExistsError:
         there = os.stat(name, dir_fd=parent, follow_symlinks=False)
         ours = os.stat(staged, dir_fd=holder, follow_symlinks=False)
-        if not os.path.samestat(there, ours):  # else a killed run has linked it
+        if not os.path.samestat(there, ours):  # otherwise a killed run has linked the file already
             return False
     except OSError as exc:
         if exc.errno not in NO_LINKS:
@@ -36,7 +36,7 @@ def take_name(
 
 
 def is_taken(parent: int | None, name: bytes) -> bool:
-    """Whether anything has a name in a directory, be it a symlink that leads nowhere."""
+    """Whether anything has a name in a directory, also a symlink that leads nowhere."""
     try:
         os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the machine's packages own: apt's by its database, pip's by its records."""
+"""Which files the machine's packages own: apt's by its database, pip's by its records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Final
 
 _MOST_BYTES: Final = 64 << 20
-"""The longest package list that is read; a longer one is ignored."""
+"""Bytes of the longest package list that is read; a longer one is ignored."""
 _MOST_PACKAGES: Final = 20_000
 RECORDS: Final = (".dist-info", ".egg-info")
 
@@ -26,13 +26,13 @@ class Owned:
         """The packages that pip has added: where each is, and its name and version."""
 
     def owns(self, path: str, size: int) -> bool:
-        """Whether a package that was added owns this file, as it is."""
+        """Whether an added package owns this file with its present content."""
         if path in self._apt_files:
             return True
         return f"{path}\0{size}" in self._pip or f"{path}\0" in self._pip
 
     def is_unchanged(self, path: str) -> bool:
-        """Whether a file has the content that apt's database gives it, where it gives one."""
+        """Whether a file has the content that apt's database states, if it states one."""
         md5 = self._md5.get(path)
         if md5 is None:
             return path in self._apt_files
@@ -44,8 +44,8 @@ class Owned:
         return hashlib.md5(content, usedforsecurity=False).hexdigest() == md5
 
     def learn(self, place: str, name: str, *, whole: bool) -> None:
-        """A record of pip that came since: ``place/NAME-VERSION.dist-info``. ``whole``: also which
-        files it owns."""
+        """Read a newer record of pip: ``place/NAME-VERSION.dist-info``. ``whole``: also which files
+        it owns."""
         if f"{place}/{name}" in self._apt_files:
             return
         words = name.rpartition(".")[0].split("-")
@@ -61,8 +61,8 @@ class Owned:
 
     @cached_property
     def apt(self) -> list[str]:
-        """The packages that apt has added or changed, each with its version; without those that
-        only others need."""
+        """The packages that apt has added or changed, each with its version, without those that
+        were only installed as dependencies."""
         needed, name = set(), ""
         for line in _lines(f"{self._prefix}/var/lib/apt/extended_states"):
             if line.startswith("Package: "):
@@ -74,7 +74,7 @@ class Owned:
 
     @cached_property
     def _added(self) -> dict[str, str]:
-        """The list of each such package, by its name."""
+        """The file list of each added package, by the package's name."""
         info = f"{self._prefix}/var/lib/dpkg/info"
         found = {}
         try:
@@ -96,7 +96,7 @@ class Owned:
 
     @cached_property
     def _md5(self) -> dict[str, str]:
-        """The MD5 of each file of the system's settings, by apt's database."""
+        """The MD5 of each configuration file of the system, by apt's database."""
         found = {}
         listed = False
         for line in _lines(f"{self._prefix}/var/lib/dpkg/status"):

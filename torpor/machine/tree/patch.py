@@ -1,4 +1,4 @@
-"""Patch a big file in place, while it is set aside and no process has it open."""
+"""Patches a big file in place, while it is set aside and no process has it open."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def patch(
     """Make ``name`` in ``parent`` the staged file, by its patches; False where it is in use.
 
     The file is renamed first, so that it is never half of two states under its own name. ``seen``:
-    its signature when its content was known; None where a run that was killed has it aside.
+    the file's signature when its content was known; None where a killed run has set it aside.
     """
     entry = file.entry
     aside = staging.aside(entry.root, entry.path)
@@ -60,7 +60,7 @@ def patch(
 
 
 def kept_runs(file: Staged, seen: Signature) -> list[Copy]:
-    """What a file that cannot be patched must copy from the existing one."""
+    """The runs that a file which cannot be patched must copy from the existing file."""
     entry = file.entry
     copies = []
     at = 0
@@ -72,9 +72,9 @@ def kept_runs(file: Staged, seen: Signature) -> list[Copy]:
 
 
 def _is_ours_alone(name: bytes, parent: int, seen: Signature) -> bool:
-    """Whether a file is as it was seen (a ctime of -1: any) and no process has it open or mapped:
-    only then does the kernel grant a write lease. It is released at once. False if there are no
-    leases."""
+    """Whether a file is as it was seen (a ctime of -1: any) and no process has it open or mapped.
+    Only then does the kernel grant a write lease, which is released at once. False where leases are
+    not supported."""
     try:
         fd = os.open(name, os.O_RDWR | _FLAGS, dir_fd=parent)
     except OSError:

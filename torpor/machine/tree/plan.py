@@ -1,4 +1,4 @@
-"""Cut what must be read into units of one chunk each, and share these out among workers."""
+"""Cuts what must be read into units of one chunk each, and divides these among workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ ReadUnit = Union[ChunkRange, Group]  # noqa: UP007 - evaluated at run time, also
 
 
 def cut(unread: UnreadFiles, roots: Sequence[bytes]) -> list[ReadUnit]:
-    """What is read on its own, in walk order. Empty files and all-hole files need none."""
+    """The units that are read separately, in walk order. Empty files, and files of only holes, need
+    none."""
     units: list[ReadUnit] = []
     group = array("L")
     group_bytes = 0
@@ -57,7 +58,7 @@ def cut(unread: UnreadFiles, roots: Sequence[bytes]) -> list[ReadUnit]:
 
 
 def share_out(units: Sequence[ReadUnit], most: int, least_bytes: int) -> list[list[ReadUnit]]:
-    """At most ``most`` runs of neighbouring units, as part_ends cuts them."""
+    """At most ``most`` runs of neighbouring units, cut as part_ends says."""
     ends = part_ends(sum(unit.length for unit in units), most, least_bytes)
     shares: list[list[ReadUnit]] = [[] for _ in ends]
     done = 0
@@ -68,7 +69,7 @@ def share_out(units: Sequence[ReadUnit], most: int, least_bytes: int) -> list[li
 
 
 def part_ends(total: int, max_parts: int, part_bytes: int) -> list[int]:
-    """Where ``total`` bytes are cut into parts: the end of each.
+    """The end of each part into which ``total`` bytes are cut.
 
     Parts are equal, ``part_bytes`` or a little more, except the last quarter: those become smaller
     and smaller, so that all workers end at about the same time.

@@ -1,4 +1,4 @@
-"""Read file content, and say whether it changed meanwhile."""
+"""Reads the content of files, and says whether it changed meanwhile."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Read(NamedTuple):
     """``data`` may be shorter than asked for when the file shrank; then ``stable`` is false."""
 
     data: Buffer
-    stable: bool  # the file is still what the walk saw
-    gone: bool = False  # there is no regular file of that name any more
+    stable: bool  # whether the file is still as the walk saw it
+    gone: bool = False  # whether there is no regular file of that name any more
 
 
 def read_at(root: bytes, path: bytes, offset: int, length: int, seen: Signature) -> Read:
@@ -45,7 +45,7 @@ def read_at(root: bytes, path: bytes, offset: int, length: int, seen: Signature)
         st = os.fstat(fd)
     except OSError as exc:
         if exc.errno in (errno.ESPIPE, errno.EISDIR):
-            return Read(b"", stable=False, gone=True)  # a FIFO, a directory
+            return Read(b"", stable=False, gone=True)  # a FIFO or a directory
         raise WorkspaceInvalid(
             f"{os.fsdecode(os.path.join(root, path))} cannot be read at {offset}: {exc.strerror}; "
             "look at the machine's disk, or exclude the file in the workspace block"
@@ -62,7 +62,7 @@ def _is_no_file(full: bytes, error: int | None) -> bool:
     if error not in (errno.ELOOP, errno.ENXIO):
         return False
     try:
-        return not stat.S_ISREG(os.lstat(full).st_mode)  # a symlink, a socket
+        return not stat.S_ISREG(os.lstat(full).st_mode)  # a symlink or a socket
     except GONE:
         return True
     except OSError:
@@ -88,7 +88,7 @@ def read_whole(root: bytes, files: Sequence[tuple[bytes, Signature]]) -> list[Re
 
 
 def read_unchanged(root: bytes, files: SmallFiles) -> bytearray | None:
-    """The content of all of them, one after the other; None unless each is as it was seen."""
+    """The contents of all files, one behind the other; None unless each is as it was seen."""
     try:
         place = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -100,8 +100,8 @@ def read_unchanged(root: bytes, files: SmallFiles) -> bytearray | None:
 
 
 def let_writes_end(fd: int, offset: int = 0) -> None:
-    """Wait for a write that has begun. It has set the file's time already, so nothing else would
-    tell of the bytes that it writes after they were read: one call may write 2 GiB."""
+    """Wait for a write that has begun. It has changed the file's time already, so nothing else
+    would show the bytes that it writes after they were read: one call may write 2 GiB."""
     with suppress(OSError):  # ENXIO: there is no data
         os.lseek(fd, offset, os.SEEK_DATA)  # takes the lock of the file, which a write holds
 
@@ -111,7 +111,7 @@ def data_regions(root: bytes, path: bytes, size: int) -> list[tuple[int, int]]:
     try:
         fd = open_unseen(os.path.join(root, path))
     except OSError:
-        return [(0, size)]  # any fault shows when it is read
+        return [(0, size)]  # an error shows when the file is read
     try:
         return all_regions(fd, size)
     finally:
@@ -120,7 +120,7 @@ def data_regions(root: bytes, path: bytes, size: int) -> list[tuple[int, int]]:
 
 @contextmanager
 def opened(full: bytes) -> Iterator[int]:
-    """A file descriptor for reading, never through a symlink, once writes that run have ended."""
+    """A file descriptor for reading, never through a symlink, after running writes have ended."""
     fd = open_unseen(full)
     try:
         let_writes_end(fd)
@@ -130,12 +130,12 @@ def opened(full: bytes) -> Iterator[int]:
 
 
 def open_unseen(name: bytes, parent: int | None = None) -> int:
-    """Open a file, in the directory ``parent``, without moving its access time: that says what
+    """Open a file, in the directory ``parent``, without changing its access time, which shows what
     others read."""
     try:
         return os.open(name, _FLAGS | os.O_NOATIME, dir_fd=parent)
     except PermissionError:
-        return os.open(name, _FLAGS, dir_fd=parent)  # O_NOATIME is for the owner and for root only
+        return os.open(name, _FLAGS, dir_fd=parent)  # O_NOATIME is only for the owner and root
 
 
 def all_regions(fd: int, size: int) -> list[tuple[int, int]]:

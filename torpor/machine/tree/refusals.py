@@ -1,4 +1,4 @@
-"""Write content; what a file system refuses, in words that say what to do."""
+"""Writes content, and says in words what to do where a file system refuses it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torpor.shared.values import MIB
 
 NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT}
 _LITTLE_BYTES: Final = MIB
-"""A disk with less than that is full: the largest extended attribute has 64 KiB."""
+"""A disk with less free bytes than this is full: the largest extended attribute has 64 KiB."""
 
 
 @contextmanager
 def making(path: bytes, near: int) -> Iterator[None]:
-    """Make a name; where there is no room for it, say so as ``write_refused``."""
+    """Within this context a name is made; a full disk raises the errors of ``write_refused``."""
     try:
         yield
     except OSError as exc:
@@ -40,7 +40,7 @@ def write_all(fd: int, data: Buffer, offset: int, entry: Entry) -> None:
 
 
 def set_size(fd: int, entry: Entry) -> None:
-    """Give a file its size before it is written; as ``write_all``."""
+    """Set a file's size before it is written; raises as ``write_all`` does."""
     try:
         os.ftruncate(fd, entry.size)
     except OSError as exc:
@@ -48,14 +48,14 @@ def set_size(fd: int, entry: Entry) -> None:
 
 
 def is_full(fd: int, exc: OSError) -> bool:
-    """Whether the file system of an open file has no room left. ENOSPC alone is also what some say
-    of one value that they cannot hold."""
+    """Whether the file system of an open file is full. ENOSPC alone does not say so: some file
+    systems return it for one value that they cannot hold."""
     st = os.fstatvfs(fd)
     return exc.errno == errno.EDQUOT or st.f_bavail * st.f_frsize < _LITTLE_BYTES or _no_inode(st)
 
 
 def write_refused(exc: OSError, path: bytes, near: int) -> OSError | DiskFull | MachineUnfit:
-    """What to raise where a file cannot be made or written. ``near``: a descriptor on its file
+    """The error for a file that cannot be made or written. ``near``: a descriptor on its file
     system."""
     shown = repr(os.fsdecode(path))
     if exc.errno == errno.EFBIG:

@@ -1,4 +1,4 @@
-"""Make files beside a tree, before they are renamed into it.
+"""Makes files beside a tree, before they are renamed into it.
 
 A staged file has a name of its own in a directory that stays, so that a rename puts it in its
 place at once. That name finds what a killed run has staged.
@@ -46,7 +46,7 @@ def staged_names(token: bytes) -> Callable[[bytes], bool]:
 
 
 class Staging:
-    """The files of one sync that are made first. Thread-safe."""
+    """The files of one sync that are made beside the tree. Thread-safe."""
 
     def __init__(self, token: bytes, directories: Directories) -> None:
         self._token = token
@@ -54,7 +54,7 @@ class Staging:
         self._holders: dict[EntryId, bytes] = {}
 
     def name(self, root: int, path: bytes) -> bytes:
-        """The name that stands for ``path`` until it is in its place."""
+        """The name of a staged file until it is renamed to ``path``."""
         place = blake3(b"%d/%b" % (root, path)).digest(length=8).hex().encode()
         return _PREFIX + self._token.hex().encode() + b"-" + place
 
@@ -108,13 +108,13 @@ class Staging:
                 progress(done)
 
     def write_files(self, files: Sequence[tuple[Entry, int]], data: Buffer) -> None:
-        """Whole files; they get their attributes with their places."""
+        """Write whole files. They get their attributes when they are put in their places."""
         view = memoryview(data)
         for entry, offset in files:
             self.write_at(entry, 0, view[offset : offset + entry.size])
 
     def write_at(self, entry: Entry, offset: int, data: Buffer) -> None:
-        """A run of a file."""
+        """Write a run of a file."""
         with self.opened(entry, os.O_WRONLY) as fd:
             write_all(fd, data, offset, entry)
 
@@ -199,7 +199,7 @@ class Staging:
         with suppress(FileNotFoundError):
             os.stat(name, dir_fd=parent, follow_symlinks=False)
             os.close(fd)
-            return file  # another file has its name now: that one counts
+            return file  # another file has its name now: that file counts
         try:
             right = right_extents(fd, entry, chunks, seal)
         finally:
@@ -215,14 +215,15 @@ class Staging:
         return self._directories.open(entry.root, holder), self.name(entry.root, entry.path)
 
     def _take_up(self, file: Staged, chunks: Sequence[Chunk], seal: Seal) -> set[int] | None:
-        """The extents that a staged file already holds; None if no usable one exists."""
+        """The extents that a staged file of an earlier run already holds; None if no usable one
+        exists."""
         entry = file.entry
         parent, name = self._where(entry)
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         except FileNotFoundError:
             return None
-        except OSError:  # finished, with a mode that refuses us
+        except OSError:  # a finished file whose mode forbids opening it
             self._remove(entry.root, file.holder, name)
             return None
         try:
@@ -267,7 +268,7 @@ class Staging:
 
 
 def _joined(staged: Staged) -> list[Copy]:
-    """Neighbouring runs of one source, together up to a bound."""
+    """Neighbouring runs of one source, joined up to a size limit."""
     joined: list[Copy] = []
     for copy in staged.copies:
         before = joined[-1] if joined else None
@@ -294,7 +295,7 @@ def copy_range(source: int, offset: int, fd: int, at: int, length: int, entry: E
                 moved = os.copy_file_range(source, fd, length, offset, at)
             except OSError as exc:
                 if exc.errno not in _NO_COPY_IN_KERNEL | NO_ROOM:
-                    raise  # if there is no room, the write below raises
+                    raise  # if the disk is full, the write below raises
             in_kernel = moved > 0
         if not moved:
             data = os.pread(source, min(length, _COPY_BYTES), offset)
@@ -306,7 +307,7 @@ def copy_range(source: int, offset: int, fd: int, at: int, length: int, entry: E
 
 
 def _starts(entry: Entry) -> dict[int, int]:
-    """Offset in the file to the position of the extent that begins there."""
+    """By offset in the file: the position of the extent that begins there."""
     starts = {}
     at = 0
     for number, extent in enumerate(entry.extents):
@@ -327,7 +328,7 @@ def _changed(path: bytes) -> StillChanging:
 
 @contextmanager
 def _writable(directory: int) -> Iterator[None]:
-    """Let its owner write to a read-only directory for a moment."""
+    """Within this context, the owner may write to a read-only directory."""
     mode = stat.S_IMODE(os.fstat(directory).st_mode)
     if os.geteuid() == 0 or mode & 0o300 == 0o300:
         yield

@@ -22,7 +22,7 @@ from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Chunk, Entry
 
 OTHER: Final = -1
-"""The kind of a FIFO, socket or device: no snapshot keeps it."""
+"""The kind of a FIFO, socket or device, which no snapshot keeps."""
 
 _THREADS: Final = 8
 
@@ -31,12 +31,12 @@ class Name(NamedTuple):
     """One name on the disk."""
 
     kind: int  # FILE for every name of a file
-    entry: Entry  # as it was walked; without content
+    entry: Entry  # as it was walked, without content
     signature: Signature | None
-    first: bytes  # names of one file share this one
-    content: ContentKey | None  # None: in no snapshot that was asked
-    settled: Signature | None = None  # the signature, where a later change is sure to change it
-    is_held: bool = False  # it is as it was when it equalled the last snapshot
+    first: bytes  # one path that all names of a file share
+    content: ContentKey | None  # None: in none of the snapshots that were compared
+    settled: Signature | None = None  # the signature, if a later change would certainly show in it
+    is_held: bool = False  # whether it is as it was when it equalled the last snapshot
     right: frozenset[int] = frozenset()  # extents of the target's file of that name that it holds
 
 
@@ -80,7 +80,7 @@ def survey(
     strict: bool,
     check: Callable[[], None],
 ) -> Survey:
-    """Hold the walk ``seen`` against ``last``, the snapshot that the machine held, and ``target``.
+    """Compare the walk ``seen`` with ``last``, the snapshot that the machine held, and ``target``.
 
     The walk was given the names as they were when they equalled ``last``. What only a ``last`` has
     that is not stored any more is unsaved. Not ``strict``: a name is saved when its content is,
@@ -107,7 +107,8 @@ def survey(
 
 
 def same_attributes(have: Entry, want: Entry, *, owners: bool) -> bool:
-    """Mode, owner, time and extended attributes; not a host's own labels."""
+    """Whether mode, owner, time and extended attributes are the same, without a host's own
+    labels."""
     return (
         (have.mode == want.mode or want.kind == SYMLINK)
         and (not owners or (have.uid, have.gid) == (want.uid, want.gid))
@@ -151,7 +152,8 @@ def _read_unknown(
     seal: Seal,
     check: Callable[[], None],
 ) -> None:
-    """Find the content of files that do not have their held signature, or how much is right."""
+    """Find the content of files that do not have their held signature, or how much of it is
+    right."""
     together: dict[tuple[int, bytes], list[bytes]] = {}
     for root, there in enumerate(names):
         for path, name in there.items():
@@ -202,9 +204,9 @@ def _read(
                     found = right_extents(fd, entry, source.chunks, seal)
                     now = Signature.of(os.fstat(fd))
             except OSError:
-                return None, frozenset()  # it cannot be read: what it holds is not known
+                return None, frozenset()  # the file cannot be read: its content is unknown
             if not seen == now == name.signature:
-                return None, frozenset()  # it changes while it is read
+                return None, frozenset()  # the file changes while it is read
             if is_whole and len(found) == len(entry.extents):
                 return content_of(entry, source.chunks), frozenset()
         if source is target and entry.path == name.first:
@@ -224,6 +226,6 @@ def _is_saved(
     elif name.kind != entry.kind or name.entry.target != entry.target:
         return False
     want = entry
-    if name.kind == DIRECTORY:  # its time moves with every name in it, excluded ones too
+    if name.kind == DIRECTORY:  # its time changes with every name in it, excluded ones too
         want = msgspec.structs.replace(want, mtime_ns=name.entry.mtime_ns)
     return not strict or same_attributes(name.entry, want, owners=owners)

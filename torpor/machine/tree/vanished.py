@@ -1,5 +1,5 @@
 """What a workspace held before and holds no more, where that is most of it: perhaps a disk did not
-come back. Files that torpor writes there count for nothing."""
+come back. Files that torpor writes there do not count."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Gone(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def stays_gone(self) -> bool:
-        """Whether most of these names are still not there, or that is unknown."""
+        """Whether most of these names are still missing, or that is unknown."""
         return 2 * sum(map(os.path.lexists, self.sample)) < len(self.sample)
 
 
@@ -68,7 +68,7 @@ def vanished(
 
 
 def _sizes(names: Names, root: int) -> list[int]:
-    """Of the files of a root that the walk has seen, and that count."""
+    """The sizes of the files of a root that the walk has seen, and that count."""
     return [
         names.seen(at).size
         for at in names.of_root(root)
@@ -102,7 +102,7 @@ def _below(place: bytes, before: Names, number: int, there: Names, root: bytes) 
 
 
 def distinct(gone: Sequence[Gone]) -> list[Gone]:
-    """One for each place, the first of several; no more than a record holds."""
+    """One loss for each place, the first of several; no more than a record holds."""
     found: dict[bytes, Gone] = {}
     for loss in gone:
         found.setdefault(loss.path, loss)
@@ -112,8 +112,8 @@ def distinct(gone: Sequence[Gone]) -> list[Gone]:
 def missing_places(
     roots: Sequence[bytes], gone: Iterable[Gone], unmounted: Iterable[bytes]
 ) -> list[Missing]:
-    """Where these are below the roots: all of a root that lies on a disk that is not there. Nobody
-    counts what another disk hides."""
+    """The missing places below the roots, including a root that lies on a disk that is not mounted.
+    Files hidden by another disk are not counted."""
     counted = {loss.path: (loss.names, loss.size) for loss in gone}
     lost = [
         (path, *((0, 0) if os.path.ismount(path) else count)) for path, count in counted.items()
@@ -127,7 +127,7 @@ def missing_places(
 
 
 def _file(names: Names, position: int) -> Entry | None:
-    """The entry of a file that counts."""
+    """The entry of a file that counts; None for any other."""
     if not names.marks[position] & HELD:
         return None
     entry = names.entry(position)
@@ -136,7 +136,7 @@ def _file(names: Names, position: int) -> Entry | None:
 
 def disks(roots: Sequence[bytes], excluded: Callable[[bytes], bool] | None) -> list[bytes]:
     """The mount points of disks, other than ``/``, on which the roots and what is below them lie;
-    networks and what is excluded left out."""
+    network mounts and excluded paths are left out."""
     mounts = Mounts.of_this_machine()
     places = {_mount_point(place) for root in roots for place in file_systems(root, excluded)}
     return sorted(place for place in places - {b"/"} if mounts.is_disk(os.fsdecode(place)))
@@ -164,7 +164,7 @@ def _with_parents(path: bytes) -> Iterator[bytes]:
 
 
 def _by_directory(gone: Iterable[Entry], number: int, there: Names, root: bytes) -> list[Gone]:
-    """Grouped by the directory that is still there."""
+    """Grouped by the nearest directory that still exists."""
     groups: dict[bytes, list[Entry]] = {}
     for entry in gone:
         above = (f for f in _with_parents(entry.path) if there.find(number, f) >= 0)

@@ -1,4 +1,4 @@
-"""Walk the roots of a workspace and find what is new since it was last held."""
+"""Walks the roots of a workspace and finds what is new since it was last held."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ from torpor.shared.errors import WorkspaceInvalid
 from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry, Skipped
 
 RACY_NS: Final = 100_000_000
-"""A file touched less than 0.1 s before it was looked at may be touched again within the same
-tick of the file system's clock (4-10 ms on Linux), unseen: it is read again in the next pass."""
+"""Nanoseconds. A file that was touched less than 0.1 s before it was looked at may be touched again
+unseen, within the same tick of the file system's clock (4-10 ms on Linux), so it is read again in
+the next pass."""
 RACY_COARSE_NS: Final = 2_100_000_000
-"""A file's time must be this old where times have no fraction of a second (FAT: 2 s, some network
-file systems: 1 s)."""
+"""Nanoseconds that a file's time must be old where times have no fraction of a second (FAT: 2 s,
+some network file systems: 1 s)."""
 
 
 _ORDINARY: Final = bytes((0, IS_DIRECTORY, IS_READ))
 _MARKS: Final = bytes(HELD | SURE | (READ if kind & IS_READ else 0) for kind in range(256))
 _NAMED: Final = 10
-_MOST_PATH: Final = 4096  # PATH_MAX of Linux, with the zero at the end
+_MOST_PATH: Final = 4096  # PATH_MAX of Linux, with the zero byte at the end
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -47,14 +48,14 @@ class Walk(NamedTuple):
     """One walk of all roots, in the order in which entries stand in a manifest."""
 
     names: Names
-    unread: UnreadFiles  # their names have no content yet
+    unread: UnreadFiles  # files whose content must be read
     skipped: list[Skipped]
     started_ns: int
-    walked_ns: int  # when it ended; the disks are synced after that, and then files are read
+    walked_ns: int  # when the walk ended; the disks are synced after that, and then files are read
     parted: list[tuple[int, bytes]]
     """Root and path of names whose file has a name in an earlier root too: a manifest has no hard
     links between roots, so they come back as files of their own."""
-    fresh: array[int]  # positions of the names that are not as they were held
+    fresh: array[int]  # positions of the names that differ from what was held
 
 
 def settled(signature: Signature, looked_ns: int, done_ns: int | None = None) -> bool:
@@ -65,7 +66,7 @@ def settled(signature: Signature, looked_ns: int, done_ns: int | None = None) ->
     """
     coarse = signature.mtime_ns % 10**9 == 0 and signature.ctime_ns % 10**9 == 0
     margin = RACY_COARSE_NS if coarse else RACY_NS
-    # only ctime decides: it moves with every change, and mtime may be set to any value
+    # only ctime decides: it changes with every change, while a program can set mtime to any value
     later = (looked_ns if done_ns is None else done_ns) + margin
     return not looked_ns - margin <= signature.ctime_ns <= later
 
@@ -74,8 +75,8 @@ def resolve_roots(
     roots: Sequence[str], new: Collection[bytes] = (), *, not_empty: str = "it may have had files"
 ) -> list[bytes]:
     """Absolute paths of a workspace's directories on this machine; WorkspaceInvalid if unfit.
-    ``new``: those that torpor brought without content, of which some may be empty. ``not_empty``:
-    why they may not all be; empty where no file of the workspace can be missing."""
+    ``new``: directories that torpor made empty, some of which may still be empty. ``not_empty``:
+    why not all of them may be empty; empty text where no file of the workspace can be missing."""
     resolved = [os.path.realpath(os.fsencode(absolute_root(root))) for root in roots]
     empty = [_is_empty(root, path) for root, path in zip(roots, resolved, strict=True)]
     for root, path, nothing in zip(roots, resolved, empty, strict=True):
@@ -94,7 +95,7 @@ def resolve_roots(
 
 
 def hold_nothing(roots: Sequence[bytes]) -> bool:
-    """Whether these directories have no name at all, also none that is excluded. False where that
+    """Whether these directories contain no name at all, not even an excluded one. False where that
     cannot be seen."""
     try:
         return all(not os.listdir(root) for root in roots)
@@ -112,7 +113,7 @@ def _why_kept(not_empty: str) -> str:
 
 
 def overlapping(paths: Sequence[bytes]) -> str:
-    """Two of these real paths of which one holds the other: ``A and B``; empty without any."""
+    """Two of these real paths of which one contains the other: ``A and B``; empty without any."""
     for first, second in itertools.combinations(paths, 2):
         if is_inside(first, [second]) or is_inside(second, [first]):
             return f"{os.fsdecode(first)} and {os.fsdecode(second)}"
@@ -125,12 +126,13 @@ def is_inside(path: bytes, places: Sequence[bytes]) -> bool:
 
 
 def absolute_root(root: str) -> str:
-    """``~`` and relative paths start at the home of the user that torpor logs in as."""
+    """The absolute path of a root. ``~`` and relative paths start at the home of the user that
+    torpor logs in as."""
     return os.path.join(os.path.expanduser("~"), os.path.expanduser(root))
 
 
 def _where_work_is(roots: Sequence[bytes]) -> str:
-    """What the home has that may belong into the workspace, as the begin of an advice."""
+    """The beginning of an advice: what the home holds that may belong into the workspace."""
     home = os.fsencode(os.path.expanduser("~"))
     try:
         names = sorted(name for name in os.listdir(home) if not name.startswith(b"."))
@@ -223,12 +225,12 @@ def walk(
 
 
 def _distrust(found: Walk) -> None:
-    """Take the signature from what may change again without changing it."""
+    """Mark the signatures of files that may change again without changing their signature."""
     names = found.names
     surely_settled_ns = found.started_ns - RACY_COARSE_NS
     for position in found.fresh:
         if names.changed_ns(position) < surely_settled_ns:
-            continue  # as nearly every name
+            continue  # true of nearly every name
         if not settled(names.seen(position), found.started_ns, found.walked_ns):
             names.distrust(position)
 
@@ -292,7 +294,7 @@ class _Look:
                 if self._note(prefix + name, st, known.get(name, -1)):
                     below.append(name)
             except GONE:
-                continue  # since it was listed
+                continue  # gone since it was listed
             if len(self._names) > before:
                 added.append(name)
         self._names.end_run(self._number, directory, added)
@@ -346,7 +348,7 @@ class _Look:
 
 
 def _names(entry: Entry, first: bytes) -> bool:
-    """Whether a file of several names still has the part in them that ``entry`` gives it."""
+    """Whether the names of a file with several names still share it as ``entry`` says."""
     return entry.target == (b"" if first == entry.path else first)
 
 
@@ -384,11 +386,13 @@ def listing(
     try:
         place = os.open(directory, _DIRECTORY)
     except GONE:
-        return [], Looked.of([])  # gone or replaced since its parent was listed: a later pass sees
+        # gone or replaced since its parent was listed: a later pass sees it
+        return [], Looked.of([])
     except OSError as exc:
         raise _unreadable(directory, exc.errno) from None
     try:
-        names = sorted(os.listdir(b"/proc/self/fd/%d" % place))  # as they are, whatever the locale
+        # sorted as bytes, whatever the locale
+        names = sorted(os.listdir(b"/proc/self/fd/%d" % place))
         if left_out is not None:
             names = [name for name in names if not left_out(name)]
         looked = look_at(place, names)
@@ -399,7 +403,7 @@ def listing(
     longest = _MOST_PATH - len(directory) - 1
     name = max(names, key=len, default=b"")
     if len(name) >= longest:
-        # by its path nothing else can be asked, such as its attributes
+        # nothing else can be asked by its path, such as its attributes
         raise _unreadable(os.path.join(directory, name), errno.ENAMETOOLONG)
     if IS_UNKNOWN not in looked.kinds:
         return names, looked
@@ -420,18 +424,18 @@ def _unreadable(path: bytes, error: int | None) -> WorkspaceInvalid:
 
 
 def read_xattrs(of: bytes | int) -> tuple[tuple[bytes, bytes], ...]:
-    """Every extended attribute of a name itself, or of an open file, sorted. OSError where they are
-    not known, as for names of over 64 KiB together (E2BIG).
+    """Every extended attribute of a name itself (not of what a symlink leads to), or of an open
+    file, sorted. OSError where they are unknown, as for names of over 64 KiB together (E2BIG).
 
     The kernel shows trusted.* to root alone; to others it has none, or no value (ENODATA).
     """
-    follow = isinstance(of, int)  # a descriptor is what it is
+    follow = isinstance(of, int)  # a descriptor is never a symlink to follow
     try:
         names = os.listxattr(of, follow_symlinks=follow)
     except OSError as exc:
         if exc.errno != errno.ENOTSUP:
             raise
-        return ()  # this file system has none
+        return ()  # this file system has no extended attributes
     pairs = []
     for name in sorted(names):
         try:
@@ -439,7 +443,7 @@ def read_xattrs(of: bytes | int) -> tuple[tuple[bytes, bytes], ...]:
         except OSError as exc:
             if exc.errno != errno.ENODATA:
                 raise
-            continue  # gone since it was listed
+            continue  # the attribute is gone since it was listed
         pairs.append((os.fsencode(name), value))
     return tuple(pairs)
 

@@ -1,4 +1,4 @@
-"""Write a tree: never outside its target, never through a symlink.
+"""Writes a tree: never outside its target, never through a symlink.
 
 Everything is opened relative to a descriptor of the target, component by component, without
 following links; symlinks are made last. The manifest was checked before (format/checks.py).
@@ -34,10 +34,10 @@ class ContentWriter(Protocol):
     """Receives checked content, in any order and from any thread."""
 
     def write_files(self, files: Sequence[tuple[Entry, int]], data: Buffer) -> None:
-        """Whole files: each one's content begins at that offset of ``data``."""
+        """Write whole files: the content of each begins at that offset of ``data``."""
 
     def write_at(self, entry: Entry, offset: int, data: Buffer) -> None:
-        """A run of a file."""
+        """Write a run of a file."""
 
     def close(self) -> None:
         """The calling thread has finished writing."""
@@ -80,8 +80,8 @@ class TreeWriter:
         """Make every directory, and every file that is written in pieces, at its size. Returns the
         files that were not there, unless everything is made ``afresh``.
 
-        ``afresh``: truncate existing files first, so that holes are holes again. ``stale``: whose
-        names are taken back before, if files are staged. ``passages``: directories, by root and
+        ``afresh``: truncate existing files first, so that holes are holes again. ``stale``: files
+        whose names are removed before, if files are staged. ``passages``: directories, by root and
         path, that stay as ``open_passages`` has left them.
         """
         for number, target in enumerate(self._targets):
@@ -103,7 +103,7 @@ class TreeWriter:
                     with making(entry.path, parent):
                         os.mkdir(name, 0o700, dir_fd=parent)
                 except FileExistsError:
-                    # an interrupted restore made it; its mode may refuse us
+                    # an interrupted restore made the file; its mode may forbid opening it
                     mode = _passable(entry) if (entry.root, entry.path) in passages else 0o700
                     self._directories.unlock(parent, name, entry.path, stat.S_IFDIR, mode)
                     if afresh:

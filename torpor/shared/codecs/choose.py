@@ -16,9 +16,11 @@ from torpor.shared.values import KIB
 
 SAMPLE_BYTES: Final = 64 * KIB
 _GAIN: Final = 0.97
-"""Below 3 % gained, raw: decoding costs more than the bytes."""
+"""A chunk that an encoding shrinks by less than 3 % is stored raw: decoding it would cost more time
+than its bytes save."""
 _LZ4_IS_ENOUGH: Final = 1.02
-"""LZ4 where zstd would save less than 2 % more: it decodes four times as fast."""
+"""LZ4 is taken where zstd would save less than 2 % more bytes than LZ4: LZ4 decodes four times as
+fast."""
 
 
 class Encoder:
@@ -45,13 +47,14 @@ class Encoder:
         return codec.code, stored
 
     def distrust_gpu(self) -> None:
-        """Encode nothing on the GPU any more: what it made did not decode to the same bytes."""
+        """Encode nothing on the GPU any more: a chunk that the GPU encoded did not decode to the
+        same bytes."""
         if self._gpu is not None:
             self._gpu.give_up(GpuError("what it encoded did not come back"))
 
     @property
     def words(self) -> str:
-        """How chunks were encoded and why, for the report."""
+        """How chunks were encoded and why, in words for the run's report."""
         gpu = self._gpu.words if self._gpu is not None else ""
         return f"{self.effort.words}; {gpu}" if gpu else self.effort.words
 

@@ -12,14 +12,17 @@ from typing import Final, NamedTuple
 LEVELS: Final = (1, 3, 6, 9)
 """zstd's levels, from fast to small; a higher one costs about twice the time of the one before."""
 SMALLEST_LEVEL: Final = 12
-"""Where bytes count and time does not: what follows gains under 1 % on this size of chunk."""
+"""The zstd level where bytes count and time does not: levels above 12 gain under 1 % on chunks of 4
+MiB."""
 
 _START: Final = LEVELS.index(3)
-_LOOKS: Final = 3  # one pack shows little: the first never waits, the last is small
-_LINK_LIMITS: Final = 0.5  # of a part's time spent on sending, from which the link is the limit
-_LINK_RESTS: Final = 0.3  # below which it is not
-_CORES_FREE: Final = 0.75  # CPU seconds of encoding for each second of it, while cores are free
-_CORES_SHORT: Final = 0.6  # below which encoders wait for a core
+_LOOKS: Final = 3  # packs seen before the level changes: the first never waits, the last is small
+# share of a part's time spent on sending: from here on the link is the limit
+_LINK_LIMITS: Final = 0.5
+# share of a part's time spent on sending: below this the link is not the limit
+_LINK_RESTS: Final = 0.3
+_CORES_FREE: Final = 0.75  # CPU seconds per second of encoding: from here on cores are free
+_CORES_SHORT: Final = 0.6  # CPU seconds per second of encoding: below this encoders wait for a core
 
 
 class Pace(NamedTuple):
@@ -51,11 +54,12 @@ class Effort:
         self._recent: deque[Pace] = deque(maxlen=_LOOKS)
         self._filled = self._sent = 0.0
         self._cores_limit = False
-        self._sendings: list[tuple[float, float]] = []  # when each began and ended
+        # (begin, end) of each pack's sending, in seconds
+        self._sendings: list[tuple[float, float]] = []
 
     @contextmanager
     def sending(self) -> Iterator[None]:
-        """A pack is on its way, also where it does not arrive."""
+        """Note the time in which one pack is being sent, also if the pack does not arrive."""
         began = time.monotonic()
         try:
             yield
@@ -75,7 +79,7 @@ class Effort:
 
     @property
     def cores_limit(self) -> bool:
-        """Whether the run waits for its encoders, not for the link, as the last packs say."""
+        """Whether the last packs show that the run waits for its encoders and not for the link."""
         return self._cores_limit
 
     @property
@@ -96,11 +100,12 @@ class Effort:
             if step != self._step:
                 self._step = step
                 self._lowest, self._highest = min(self._lowest, step), max(self._highest, step)
-                self._recent.clear()  # what was measured before says nothing of the new level
+                # times measured at the old level do not count for the new level
+                self._recent.clear()
 
     @property
     def words(self) -> str:
-        """The level that was taken and why, for the report."""
+        """The level that was taken and why, in words for the run's report."""
         if self._smallest:
             return f"zstd {SMALLEST_LEVEL}: the workspace's tuning asks for the fewest bytes"
         with self._lock:

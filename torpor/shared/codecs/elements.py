@@ -19,9 +19,11 @@ __all__ = ["Element", "Layout", "Run", "guess", "layout_of", "layout_of_chunk"]
 SAMPLE_MAX: Final = 64 << 10
 _SAMPLE_MIN: Final = 4 << 10
 _CLEARLY: Final = 0.97
-"""An element must beat plain zstd by this much: planes cost a little time and a header."""
+"""Byte planes must make a sample smaller than 0.97 times its size in plain zstd: planes cost a
+little time and a header."""
 
-# Floats first: of two that shrink a sample alike, the first one wins. F16 and BF16 are cut alike.
+# Floats come first: where two elements shrink a sample alike, the first one is taken. F16 and BF16
+# are cut alike.
 _CANDIDATES: Final = (
     Element.BF16, Element.F32, Element.F64, Element.I16, Element.I32, Element.I64, Element.F8,
 )  # fmt: skip
@@ -52,7 +54,7 @@ def guess(sample: memoryview) -> Element | None:
 
 
 def _read(fd: int, at: int, size: int) -> bytes:
-    """Up to ``size`` bytes; a read may stop short where a file shrinks meanwhile."""
+    """Up to ``size`` bytes; fewer if the file shrinks while it is read."""
     parts = []
     while size > 0 and at >= 0:
         part = os.pread(fd, size, at)

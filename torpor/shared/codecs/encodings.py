@@ -41,11 +41,11 @@ _ROWS: Final = (
 )
 
 ENCODINGS: Final[Mapping[int, Encoding]] = MappingProxyType({row.code: row for row in _ROWS})
-"""By the code that a manifest holds."""
+"""Each encoding by its code in the manifest."""
 
 
 def is_of_gpu(code: int) -> bool:
-    """Whether a GPU has written it, and reads it faster."""
+    """Whether a GPU wrote chunks of this encoding, and reads them faster than a CPU."""
     return code in ENCODINGS and ENCODINGS[code].written_by == "GPU"
 
 

@@ -17,16 +17,17 @@ from torpor.shared.codecs.planes import RANS, Method, Places, StoredPlane, choos
 from torpor.shared.values import KIB
 
 WORTH_BYTES: Final = 64 * KIB
-"""A smaller run of elements is coded on the CPU: the GPU would take longer to be asked."""
+"""Runs of elements below this size are coded on the CPU: the call of the GPU alone would take
+longer."""
 
 
 class GpuError(Exception):
-    """The GPU cannot be used, or not any more: the message says why, in one line for a log."""
+    """The GPU cannot be used, or stopped working. The message says why, in one line for a log."""
 
 
 class Gpu(Protocol):
     """Codes planes, at most CHUNK_MAX plain bytes at once. Thread-safe. Every method raises
-    GpuError when anything fails; the GPU is then of no more use."""
+    GpuError when anything fails; the GPU is not used again after that."""
 
     def encode(
         self, parts: Sequence[memoryview], element: Element, coded: Sequence[int]
@@ -57,7 +58,6 @@ def decode_chunk(gpu: Gpu, stored: Buffer, plain_bytes: int) -> bytearray:
 def _pack(
     gpu: Gpu, plain: memoryview, element: Element, places: Places, room: memoryview
 ) -> Sequence[tuple[Method, Buffer]]:
-    """A ``Packer``."""
     ways = choose_ways(plain, element, places)
     if huffman not in ways or not WORTH_BYTES <= len(room) <= CHUNK_MAX:
         return RANS.pack_all(plain, element, places, room)
@@ -76,7 +76,6 @@ def _unpack(
     places: Places,
     planes: Sequence[StoredPlane],
 ) -> None:
-    """An ``Unpacker``."""
     size = sum(size for _, size in places)
     coded = any(plane.method is Method.RANS for plane in planes)
     if not coded or not WORTH_BYTES <= size <= CHUNK_MAX:

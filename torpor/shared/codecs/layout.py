@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 RUNS_MAX = 4096
-"""Runs that one chunk's stream may hold; a chunk of more is not worth splitting."""
+"""The most runs in one chunk's stream: a chunk with more runs gains nothing from planes."""
 
 
 class Element(IntEnum):
@@ -32,8 +32,8 @@ class Element(IntEnum):
 
     @property
     def turned(self) -> bool:
-        """Whether the sign bit is turned out of the exponent's byte before the cut. A double's
-        exponent has 11 bits: turning it would only spread it over two bytes."""
+        """Whether the sign bit is moved out of the exponent's byte before the cut into planes. Not
+        for doubles: their exponent has 11 bits, and the move would spread it over two bytes."""
         return Element.F16 <= self <= Element.F32
 
 
@@ -70,8 +70,8 @@ class Layout:
         return f"Layout({len(self.runs)} runs, {self.bytes} bytes)"
 
     def chunk(self, offset: int, length: int) -> tuple[Run, ...]:
-        """The runs of a chunk. What it holds of an element that began before it, or ends after
-        it, becomes BYTES, and so does what lies behind the end of the file as it was parsed."""
+        """The runs of a chunk. Elements that begin before the chunk or end after it become BYTES,
+        and so do bytes behind the end that the file had when it was parsed."""
         runs: list[Run] = []
         end = offset + length
         at = offset

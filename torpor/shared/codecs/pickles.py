@@ -11,7 +11,8 @@ _STRINGS: Final = frozenset({"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "U
 _REMEMBERS: Final = frozenset({"BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"})
 _RECALLS: Final = frozenset({"BINGET", "LONG_BINGET", "GET"})
 _KEEP: Final = 8
-"""Constants remembered before a persistent id: it is a tuple of five."""
+"""How many constants are remembered before a persistent id. A persistent id is a tuple of five
+constants."""
 
 
 def storage_dtypes(pickle: bytes) -> dict[str, str]:
@@ -33,7 +34,7 @@ def storage_dtypes(pickle: bytes) -> dict[str, str]:
             elif name == "STACK_GLOBAL":
                 recent[-2:] = [" ".join(recent[-2:])]
             elif name in _REMEMBERS:
-                # Tuples and dicts are remembered too; they end the constant that went before.
+                # Tuples and dicts are remembered, too: the memo gets the constant before them.
                 place = len(memo) if name == "MEMOIZE" else int(argument or 0)
                 memo[place] = recent[-1] if recent else ""
             elif name in _RECALLS:

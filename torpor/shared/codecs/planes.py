@@ -24,7 +24,7 @@ from torpor.shared.errors import SnapshotDamaged
 
 Buffer = bytes | bytearray | memoryview
 Way = Callable[[Buffer], Buffer]
-"""Makes the frame of a plane."""
+"""A function that makes the frame of a plane."""
 Places = Sequence[tuple[int, int]]
 """The (offset, bytes) of all runs of one element in a chunk."""
 
@@ -39,16 +39,17 @@ class Method(IntEnum):
 
 VERSION: Final = 1
 PLAIN_MAX: Final = 1 << 30
-"""The most plain bytes that one stream may stand for."""
+"""The most plain bytes that one stream may claim to decode to (1 GiB)."""
 
 _HEAD: Final = struct.Struct("<BBH")  # version, zero, runs
 _RUN: Final = struct.Struct("<BI")  # element, bytes
 _PLANE: Final = struct.Struct("<BI")  # method, stored bytes
 _SAMPLE: Final = 8 << 10  # bytes of each of up to four samples of a plane
-_ROOM_MAX: Final = 16 << 20  # a thread keeps this much at most to cut chunks in
+_ROOM_MAX: Final = 16 << 20  # bytes that a thread keeps at most as room for cutting chunks
 _WORTH: Final = 0.985  # a plane whose sample shrinks less than this stays raw
-_RICHER: Final = 0.95  # a slower way must be this much smaller to be taken
-_VANISHING: Final = 16  # samples that shrink this many times are as good as constant
+# a slower way is taken only if its frame is smaller than this share of the faster way's
+_RICHER: Final = 0.95
+_VANISHING: Final = 16  # a sample that shrinks more than this many times counts as constant
 
 # Huffman coding without a search for matches: a stock frame at 1 GB/s and more. A target length of
 # 1, or a negative level, would switch the Huffman coding off as well.
@@ -60,7 +61,7 @@ _HUFFMAN: Final = zstandard.ZstdCompressionParameters(
 class _Coders(threading.local):
     """What a thread keeps: zstd's contexts, and room for the planes of one chunk.
 
-    Contexts are costly to make and not to be shared by threads that run at once; fresh memory for
+    Making a context is costly, and threads that run at once cannot share one. Fresh memory for
     every chunk would cost a tenth of the encoding time in page faults.
     """
 
@@ -97,7 +98,7 @@ class PlanesCodec:
         """The stream of ``plain``, whose runs the layout gives; None when nothing is gained.
 
         The layout must cover ``plain`` exactly. A wrong element costs ratio, nothing else. ``pack``
-        makes the planes elsewhere than on this thread.
+        replaces the packing on this thread, for example by a GPU.
         """
         plain = memoryview(plain).cast("B")
         runs = tuple(tidy(layout))
@@ -122,8 +123,8 @@ class PlanesCodec:
     def decode(self, stored: Buffer, plain_bytes: int, unpack: Unpacker | None = None) -> bytearray:
         """Exactly ``plain_bytes``; raises SnapshotDamaged on any stream that is not right.
 
-        Takes at most 2 * plain_bytes of memory beyond the stream. ``unpack`` decodes the planes
-        elsewhere than on this thread.
+        Takes at most 2 * plain_bytes of memory beyond the stream. ``unpack`` replaces the decoding
+        on this thread, for example by a GPU.
         """
         stored = memoryview(stored).cast("B")
         runs, at = self._read_runs(stored, plain_bytes)
@@ -159,7 +160,7 @@ class PlanesCodec:
         return [self.pack(plane, way) for plane, way in zip(planes, ways, strict=True)]
 
     def pack(self, plane: memoryview, way: Way | None) -> tuple[Method, Buffer]:
-        """Store one plane in that way, or as it is where that is no longer."""
+        """Store one plane as ``way`` frames it, or raw where the frame would be longer."""
         if way is huffman and Method.RANS in self.methods:
             stream = twin.rans_encode(plane, len(plane) - 1)
             if stream is not None:
@@ -246,7 +247,7 @@ class Packer(Protocol):
     def __call__(
         self, plain: memoryview, element: Element, places: Places, room: memoryview
     ) -> Sequence[tuple[Method, Buffer]]:
-        """``room`` is as large as the runs together; what is returned may lie in it."""
+        """``room`` is as large as the runs together; the returned buffers may lie in it."""
 
 
 class Unpacker(Protocol):
@@ -266,7 +267,7 @@ RANS: Final = PlanesCodec("rans", 4, frozenset(Method))
 
 
 def choose_ways(plain: memoryview, element: Element, places: Places) -> list[Way | None]:
-    """How to make each plane's frame, from four samples; the planes need not be cut for it."""
+    """How to make each plane's frame, from four samples of each. The planes need not be cut yet."""
     elements = sum(size for _, size in places) // element.width
     step, width = max(elements // 4, _SAMPLE), element.width
     samples = memoryview(
@@ -328,7 +329,7 @@ def _join(
 
 
 def huffman(plane: Buffer) -> Buffer:
-    """A frame of Huffman codes alone."""
+    """A stock zstd frame of Huffman codes alone, without matches."""
     frame: bytes = _coders.huffman.compress(plane)
     return frame
 
@@ -339,7 +340,8 @@ def _choose(sample: memoryview, element: Element) -> Way | None:
     coded, searched = len(huffman(sample)), len(search(sample))
     if min(coded, searched) >= _WORTH * len(sample):
         return None
-    # Samples that nearly vanish say nothing of what lies between them: a search copes with both.
+    # Samples that nearly vanish do not show what the bytes between them are: a search for matches
+    # copes with both cases.
     if searched < _RICHER * coded or coded < len(sample) // _VANISHING:
         return search
     return huffman

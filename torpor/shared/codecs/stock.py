@@ -66,7 +66,7 @@ class _Zstd:
             decompressor = zstandard.ZstdDecompressor()
             self._threads.decompressor = decompressor
         try:
-            # the frame's own claim is compared before anything is allocated for it
+            # the size in the frame's header is compared before memory is allocated for it
             if zstandard.frame_content_size(bytes(memoryview(stored)[:18])) != plain_bytes:
                 raise SnapshotDamaged("a zstd chunk claims another length than the manifest")
             plain: bytes = decompressor.decompress(

@@ -68,11 +68,11 @@ class _Tensor(msgspec.Struct):
 
 
 class _HeaderError(Exception):
-    """A header that cannot be true."""
+    """A header with values that cannot be true."""
 
 
-# What nonsense in a header ends in: fields cut short, numbers past 64 bits, text and JSON that
-# are none.
+# Exceptions that a malformed header raises: fields cut short, numbers past 64 bits, and bytes that
+# are not valid text or JSON.
 _UNREADABLE: Final = (
     _HeaderError, struct.error, IndexError, OverflowError, RecursionError, UnicodeError,
     msgspec.MsgspecError,
@@ -149,7 +149,7 @@ def _npy(read: ReadAt, start: int, end: int, guess: Guess) -> list[Span]:
     if found is None or found[1] == b">":
         return []
     kind = found[2].decode()
-    # bfloat16 and float8 of ml_dtypes are written as nameless two or one bytes.
+    # ml_dtypes writes bfloat16 and float8 as types without a name, of two bytes or one.
     element = guess(_sample(read, data, end)) if kind[0] == "V" else _NUMPY.get(kind)
     return [Span(data, end, element)] if element is not None else []
 

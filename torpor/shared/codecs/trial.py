@@ -19,9 +19,10 @@ from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.values import MIB
 
 CHUNKS: Final = 4
-"""Measured, on one core and on the GPU, where as many threads take them at once."""
+"""How many chunks a trial measures, on one core and on the GPU, where as many threads send one at
+once."""
 ROUNDS: Final = 3
-_CHUNK_LEAST: Final = MIB  # of a small chunk the GPU's rate would be that of its launches
+_CHUNK_LEAST: Final = MIB  # the rate of smaller chunks on a GPU would be the rate of its launches
 _GB: Final = 1e9
 
 Stopped = Callable[[], bool]
@@ -29,7 +30,7 @@ Stopped = Callable[[], bool]
 
 class _Sample(NamedTuple):
     plain_bytes: int
-    cpu_s: float  # of one core
+    cpu_s: float  # seconds of one core
     work: Callable[[Gpu], Buffer | None]
     is_right: Callable[[Buffer | None], bool]
 
@@ -89,8 +90,8 @@ class GpuTrial:
     def decode(
         self, stored: Buffer, plain_bytes: int, is_right: Callable[[Buffer], bool]
     ) -> Buffer:
-        """The plain bytes of a chunk in ``rans``; raises SnapshotDamaged if ``is_right`` does not
-        say so of what the CPU decodes. What the GPU decodes wrongly, the CPU decodes again."""
+        """The plain bytes of a chunk in ``rans``; ``is_right`` checks them. A chunk that the GPU
+        decodes wrongly is decoded again by the CPU; SnapshotDamaged if that is wrong, too."""
         gpu, made_wrong = self._gpu_for(plain_bytes), False
         if gpu is not None:
             try:
@@ -99,7 +100,7 @@ class GpuTrial:
                     return plain
                 made_wrong = True
             except SnapshotDamaged:
-                made_wrong = True  # unless the CPU finds it damaged too
+                made_wrong = True  # the CPU clears this where its result is damaged, too
             except Exception as error:  # noqa: BLE001  as above
                 self.give_up(error)
         started = time.thread_time()
@@ -132,7 +133,7 @@ class GpuTrial:
 
     @property
     def words(self) -> str:
-        """What was decided and why, for the report; empty where there were no numbers."""
+        """What was decided and why, for the report; empty if no chunk held numbers."""
         return self._words if self._seen else ""
 
     def close(self) -> None:
@@ -230,6 +231,6 @@ def _bytes(samples: Sequence[_Sample]) -> int:
 
 
 def _in_a_line(error: Exception) -> str:
-    """An error in one line; errors that are not ours with their type."""
+    """An error as text on one line; the type is named if the error is not torpor's."""
     words = " ".join(str(error).split())
     return words if isinstance(error, GpuError) else f"{type(error).__name__}: {words}"

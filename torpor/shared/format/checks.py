@@ -29,14 +29,15 @@ from torpor.shared.format.manifest import (
 from torpor.shared.format.rows import NotPlain
 from torpor.shared.values import snapshot_id, workspace_name
 
-MAX_NAME_BYTES = 255  # ext4, xfs, overlayfs
-MAX_PATH_BYTES = 1 << 16  # far above PATH_MAX: restore works with dir_fds, component by component
+MAX_NAME_BYTES = 255  # the limit of ext4, xfs and overlayfs
+# far above PATH_MAX: a restore opens paths component by component, with dir_fds
+MAX_PATH_BYTES = 1 << 16
 MAX_FILE_BYTES = 1 << 50
 MAX_OWNER = (1 << 32) - 2  # one more is -1, which means "leave it" to chown
-MAX_TARGET_BYTES = 4095  # Linux: PATH_MAX without the NUL
-MAX_XATTR_BYTES = 1 << 16  # Linux, for one value
+MAX_TARGET_BYTES = 4095  # Linux: PATH_MAX without the final zero byte
+MAX_XATTR_BYTES = 1 << 16  # the limit of Linux for one value
 _NO_NAMES = frozenset((b"", b".", b".."))
-_AT_ONCE = 4096  # entries
+_AT_ONCE = 4096  # entries that one call checks
 MAX_CREATED_UNIX = 253_402_300_799  # the end of the year 9999
 
 
@@ -115,7 +116,7 @@ def _check_entries(manifest: Manifest) -> None:
 
 
 def _is_plain(manifest: Manifest) -> bool:
-    """Whether _check_each surely finds nothing wrong, as with all that torpor writes."""
+    """Whether the entry surely passes _check_each. True of all entries that torpor writes."""
     if not isinstance(manifest.entries, Entries):
         return False
     directories: list[set[bytes]] = [set() for _ in manifest.roots]
@@ -173,13 +174,13 @@ def _check_each(manifest: Manifest) -> None:
 
 
 class _Places:
-    """The names of one root, as they come: of a directory one after the other and in order, where
-    torpor wrote them."""
+    """The names of one root in the order in which they are read: where torpor wrote them, directory
+    by directory, sorted."""
 
     def __init__(self) -> None:
         self.directories: set[bytes] = set()
-        self.in_order = True  # so no name can have come twice
-        self._directory: bytes | None = None  # of the last name
+        self.in_order = True  # while names are in order, no name can occur twice
+        self._directory: bytes | None = None  # the directory of the last name
         self._name = b""
         self._left: set[bytes | None] = set()
 
@@ -198,7 +199,7 @@ class _Places:
         if not plain:
             _check_path(path, (name,))
         if parent != self._directory:
-            # the parent was checked when it stood here itself, so every component has been
+            # the parent has passed this check as an entry, so its components are checked
             if parent not in self.directories:
                 raise _Refused(
                     f"{path!r} stands before its directory, or in something that is none"
@@ -242,13 +243,13 @@ def _check_links(entries: Sequence[Entry]) -> None:
 
 
 def _are_plain(paths: Sequence[bytes]) -> bool:
-    """Whether ``_check_path`` surely finds nothing wrong with any of these: asked of thousands at
-    once, and of each alone only where one may be wrong."""
-    joined = b"/\0/".join([b"", *paths, b""])  # so each name has a slash on either side
+    """Whether all of these paths surely pass ``_check_path``. Called with thousands of paths at
+    once; each path is checked alone only where this returns False."""
+    joined = b"/\0/".join([b"", *paths, b""])  # each path now has a slash on both sides
     return (
         max(map(len, paths), default=0) <= MAX_NAME_BYTES
         and joined.count(b"\0") == len(paths) + 1
-        and joined.count(b"//") == paths.count(b"")  # the roots themselves
+        and joined.count(b"//") == paths.count(b"")  # only the roots have empty paths
         and not any(name in joined for name in (b"/./", b"/../"))
     )
 

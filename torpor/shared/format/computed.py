@@ -1,4 +1,4 @@
-"""Sequences whose elements are not kept."""
+"""Sequences that compute each element when it is asked for, and keep none."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class Computed(Sequence[T]):
-    """Each look at an element makes it anew."""
+    """A sequence whose elements are made again at each access."""
 
     @abstractmethod
     def at(self, number: int) -> T:
-        """The element ``number``, from 0 on. Raises IndexError behind the last."""
+        """The element with this number, from 0. Raises IndexError behind the last."""
 
     @overload
     def __getitem__(self, number: int) -> T: ...

@@ -7,20 +7,20 @@ from typing import Any, Final
 from torpor.shared.format.manifest import Manifest
 
 NEVER, BEFORE_READY, LATER = range(3)
-"""A file was not used since the restore; it was before the machine was ready; only after that."""
+"""When a file was used since the restore: never; before the machine was ready; only after that."""
 _KEY: Final = "used"
-"""Its name in the environment record, where a reader of any torpor takes it for a fact more."""
+"""The key in the manifest's environment record. Readers that do not know the key ignore it."""
 
 
 def used_record(classes: bytes) -> dict[str, Any]:
-    """What the environment record of a manifest keeps: one byte for each entry. Nothing, where
-    nothing is known."""
+    """The fact for a manifest's environment record: one byte for each entry. Empty where nothing is
+    known."""
     return {_KEY: classes} if classes else {}
 
 
 def recorded_use(manifest: Manifest) -> bytes:
-    """The class of each entry, as a manifest says it; empty where it says none. A machine writes
-    it, so what does not fit is none."""
+    """The class of each entry as a manifest says it; empty where the manifest says none, or where
+    its bytes do not fit the entries, because a machine wrote them."""
     said = manifest.environment.get(_KEY)
     if not isinstance(said, bytes) or len(said) != len(manifest.entries):
         return b""

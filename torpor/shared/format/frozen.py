@@ -1,4 +1,4 @@
-"""What the environment record of a snapshot says of the programs that it holds frozen."""
+"""What the environment record of a snapshot says of programs that the snapshot holds frozen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from torpor.shared.values import FrozenPrograms, Host, learned
 
 _KEY: Final = "frozen"
-"""Its name in the environment record, where a reader of any torpor takes it for a fact more."""
+"""The key in the manifest's environment record. Readers that do not know the key ignore it."""
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -27,13 +27,14 @@ class _Machine(msgspec.Struct, frozen=True):
 
 
 def frozen_record(programs: int, gpus: int) -> dict[str, Any]:
-    """What a snapshot of so many programs says; ``gpus``: how many their machine has, where they
-    use them."""
+    """The fact of a snapshot with this many frozen programs. ``gpus``: how many GPUs their machine
+    has, if the programs use them."""
     return {_KEY: {"programs": programs, "gpus": gpus}} if programs else {}
 
 
 def frozen_in(environment: Mapping[str, Any]) -> FrozenPrograms | None:
-    """What programs need that are frozen in a snapshot; None where it says nothing of them."""
+    """What the frozen programs of a snapshot need to go on; None where the snapshot says nothing of
+    frozen programs."""
     try:
         was = msgspec.convert(environment, learned(_Machine))
     except msgspec.ValidationError:

@@ -13,7 +13,7 @@ from typing import Final
 _UNSEEN: Final = dict.fromkeys(
     [*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF]
 )
-"""Characters that HFS+ leaves out of a name. The list is that of git's `utf8.c`."""
+"""Characters that HFS+ ignores in a name: the list of git's `utf8.c`."""
 _OF_GIT: Final = re.compile(r"(\.git|git~1)[ .]*(:.*)?", re.IGNORECASE | re.DOTALL)
 """NTFS drops spaces and points at the end, has `git~1` as a short name of `.git`, and opens a
 stream of a file by `.git:NAME`."""

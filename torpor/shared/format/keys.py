@@ -15,7 +15,7 @@ KEY_BYTES = 32
 NONCE_BYTES = 12
 TAG_BYTES = 16
 SEAL_BYTES = NONCE_BYTES + TAG_BYTES
-"""What sealing adds to a chunk."""
+"""How many bytes sealing adds to a chunk: nonce and tag."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -63,7 +63,8 @@ class Seal:
         return nonce + self._aes.encrypt(nonce, data, associated)
 
     def open(self, data: Buffer, associated: bytes) -> Buffer:
-        """Undo ``seal``; WrongKey when the bytes were sealed otherwise or changed since."""
+        """Undo ``seal``; raises WrongKey for bytes that another key sealed, or that were
+        changed."""
         if self._aes is None:
             return data
         view = memoryview(data)
@@ -78,7 +79,8 @@ class Seal:
 
 
 def chunk_associated(name: bytes, pack_id: bytes, encoding: int, plain_bytes: int) -> bytes:
-    """The associated data of a sealed chunk: its place and its kind."""
+    """The associated data of a sealed chunk: its name, its pack, its encoding and its plain
+    size."""
     return name + pack_id + bytes([encoding]) + plain_bytes.to_bytes(8, "little")
 
 

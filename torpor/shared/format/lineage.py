@@ -1,7 +1,8 @@
 """Lineage: the earlier snapshots whose work a snapshot has.
 
-A machine's tree goes on from what it was last equal to: what was woken or synced there, or the last
-snapshot of it. A snapshot of it has the work of that one, and of all that that one went on from.
+A machine's tree goes on from the snapshot to which it was last equal: the one that was woken or
+synced there, or the last one that was made of the tree. A new snapshot of the tree has the work of
+that snapshot and of all its ancestors.
 """
 
 from __future__ import annotations
@@ -16,24 +17,28 @@ from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import SnapshotId, learned, snapshot_id
 
 MOST_ANCESTORS: Final = 400
-"""Over a year of daily backups; 12 KB of a manifest and of a receipt."""
+"""The most ancestors that a lineage names: over a year of daily backups, in 12 KB of a manifest and
+of a receipt."""
 AUTOSAVE: Final = "autosave"
-"""In a manifest's statistics: a machine made it by itself, and for no job."""
+"""The key in a manifest's statistics of an autosave: the machine made the snapshot by itself, and
+for no job."""
 OWN_SAVE: Final = "own_save"
-"""In a manifest's statistics: the machine made the snapshot by itself."""
+"""The key in a manifest's statistics of an own save: the machine made the snapshot by itself, for a
+job or not."""
 MOST_SAVES: Final = 100
-"""Autosaves, each of which is superfluous soon. Where nobody deletes them for half a day, older
-ones are named by these (``chain``)."""
+"""The most autosaves that a lineage names. Each is soon deleted; if nobody deletes them for half a
+day, the named ones name the older ones (``chain``)."""
 LINEAGE: Final = "lineage"
-"""Its name in the environment record, where a reader of any torpor takes it for a fact more."""
+"""The key in the manifest's environment record. Readers that do not know the key ignore it."""
 
 
 class Lineage(msgspec.Struct, frozen=True):
-    """``ancestors``: what a snapshot goes on from, newest first; its parent is the first. They stay
-    named after their deletion. ``whole``: they reach back to the first; else it has older ones that
-    nobody knows, and that count for nothing. ``content``: the oldest of them that is equal to the
-    snapshot, or the snapshot itself: then it has work of its own. ``saves``: the autosaves that it
-    goes on from, newest first; they are no ancestors. ``autosave``: it is one."""
+    """``ancestors``: the snapshots that this one goes on from, newest first; the first is its
+    parent. They stay named after their deletion. ``whole``: the ancestors reach back to the first
+    snapshot; otherwise older ones are unknown and do not count. ``content``: the oldest ancestor
+    whose content is equal to this snapshot's, or the snapshot itself, which then has work of its
+    own. ``saves``: the autosaves that this one goes on from, newest first; they are not in
+    ``ancestors``. ``autosave``: this snapshot is an autosave."""
 
     snapshot: SnapshotId
     content: SnapshotId
@@ -44,7 +49,8 @@ class Lineage(msgspec.Struct, frozen=True):
 
     @classmethod
     def unknown(cls, snapshot: SnapshotId) -> Lineage:
-        """A snapshot that does not say what it goes on from: it is known to have its own work."""
+        """The lineage of a snapshot that does not say what it goes on from. Such a snapshot counts
+        as having work of its own."""
         return cls(snapshot, snapshot, whole=False)
 
     @classmethod
@@ -56,7 +62,8 @@ class Lineage(msgspec.Struct, frozen=True):
         equal: bool,
         autosave: bool = False,
     ) -> Lineage:
-        """The next snapshot of a tree that goes on from ``before``; ``equal``: with no change."""
+        """The lineage of the next snapshot of a tree whose last one is ``before``; ``equal``: the
+        tree has not changed."""
         if before is None:
             return cls(snapshot, snapshot, autosave=autosave)
         ancestors, saves = before.ancestors, before.saves
@@ -70,7 +77,7 @@ class Lineage(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> set[SnapshotId]:
-        """Every snapshot that it says it goes on from."""
+        """Every snapshot that this lineage says its snapshot goes on from."""
         return {*self.ancestors, *self.saves} - {self.snapshot}
 
     @property
@@ -78,7 +85,7 @@ class Lineage(msgspec.Struct, frozen=True):
         return self.ancestors[0] if self.ancestors else None
 
     def record(self) -> dict[str, Any]:
-        """What the environment record of its manifest keeps."""
+        """The fact for the environment record of the snapshot's manifest."""
         facts = {"content": self.content, "ancestors": self.ancestors, "whole": self.whole}
         if self.saves or self.autosave:
             facts |= {"saves": self.saves, "autosave": self.autosave}
@@ -86,8 +93,8 @@ class Lineage(msgspec.Struct, frozen=True):
 
 
 def recorded(manifest: Manifest) -> Lineage | None:
-    """The lineage that a manifest says; None where it says none. A machine writes it, so what does
-    not fit is none."""
+    """The lineage that a manifest says; None where it says none, or where the fact does not fit,
+    because a machine wrote it."""
     said = manifest.environment.get(LINEAGE)
     if not isinstance(said, dict):
         return None
@@ -105,10 +112,10 @@ def lineage_of(manifest: Manifest) -> Lineage:
 
 
 def chain(lineage: Lineage, before: Callable[[SnapshotId], Lineage | None]) -> Iterator[Lineage]:
-    """The lineage, and where that does not reach back to the first, or names as many autosaves as
-    it may, the ones of the oldest of these that still exist, and so on: a line of thousands of
-    snapshots is named by a few of them. ``before``: the lineage of a snapshot; None where that is
-    gone or says none."""
+    """The lineage with the ancestors of its ancestors. Where ``lineage`` does not reach back to the
+    first snapshot, or names MOST_SAVES autosaves, the lineage of the oldest named snapshot that
+    still exists is added, and so on: a few manifests name a line of thousands. ``before`` returns
+    the lineage of a snapshot; None where the snapshot is gone or says none."""
     seen, waiting = {lineage.snapshot}, [lineage]
     while waiting:
         one = waiting.pop()
@@ -123,8 +130,8 @@ def chain(lineage: Lineage, before: Callable[[SnapshotId], Lineage | None]) -> I
 
 
 class Work:
-    """The work that some snapshots have together: theirs, and that of what they name. Nothing else:
-    what a lineage does not name may be another machine's."""
+    """The work that some snapshots have together: their own, and that of the snapshots that their
+    lineages name. A snapshot that no lineage names may be another machine's, and does not count."""
 
     def __init__(self, lineages: Iterable[Lineage] = ()) -> None:
         self._named: set[SnapshotId] = set()
@@ -135,11 +142,11 @@ class Work:
         self._named.update((lineage.snapshot,), lineage.ancestors, lineage.saves)
 
     def names(self, snapshot: SnapshotId) -> bool:
-        """Whether it has the work of a snapshot, by the name alone."""
+        """Whether a lineage names the snapshot. Contents are not compared."""
         return snapshot in self._named
 
     def among(self, wanted: set[SnapshotId]) -> set[SnapshotId]:
-        """Those of the ``wanted`` whose work it has, by the name alone."""
+        """The ``wanted`` snapshots that a lineage names. Contents are not compared."""
         return self._named & wanted
 
     def has(self, lineage: Lineage) -> bool:

@@ -35,18 +35,20 @@ MAGIC: Final = b"TORPOR\r\n"
 MAX_BODY_BYTES: Final = 2 * GIB
 BOMB_BYTES: Final = 16 * MIB
 BOMB_RATIO: Final = 1000
-"""A body over 16 MiB is at most so many times as long as its frame: 60 KiB of frame can hide 2 GiB
-of zeros, and a million entries take more than a byte each."""
+"""A manifest body over 16 MiB is at most this many times as long as its zstd frame. Without the
+limit, 60 KiB of frame could claim 2 GiB of zeros; a real entry takes more than a byte of the
+frame."""
 MAX_ROOTS: Final = 100_000
 MAX_SKIPPED: Final = 1_000_000
 MAX_FIGURES: Final = 10_000
 MAX_FACTS: Final = 10_000
 MAX_FACT_VALUES: Final = 200_000
-"""Of the environment in all, its keys too: 20,000 packages of each kind are 80,000."""
+"""The most values in a whole environment record, keys included: 20,000 packages of each kind are
+80,000 values."""
 MAX_FACT_DEPTH: Final = 8
 HASH_BYTES: Final = 24
-"""A chunk and a pack have 32 random bytes each, which no frame makes much shorter: it has at least
-so many for each of them, but for the first HASHES_FREE."""
+"""The least bytes of frame for each chunk and pack of a manifest. Each has a name of 32 random
+bytes, which no compression makes much shorter. HASHES_FREE chunks and packs are exempt."""
 HASHES_FREE: Final = 100_000
 MAX_CHUNK_BYTES: Final = 16 * MIB
 HOLE: Final = -1
@@ -89,7 +91,7 @@ EntryId = tuple[int, bytes]
 
 
 class EntryHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The beginning of an entry."""
+    """The first fields of an entry, without its content."""
 
     kind: int
     root: int
@@ -97,7 +99,8 @@ class EntryHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What an entry lacks until its file is read. ``changed``: the file did while it was read."""
+    """What is known of an entry's content once its file was read. ``changed``: the file changed
+    while it was read."""
 
     size: int  # bytes
     extents: tuple[Extent, ...]
@@ -115,7 +118,7 @@ class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ReadContents(Computed[Content]):
-    """What was read of files, as MessagePack, one after the other."""
+    """The contents of files that were read, as MessagePack, one behind the other."""
 
     def __init__(self) -> None:
         self.rows = bytearray()
@@ -135,8 +138,8 @@ class ReadContents(Computed[Content]):
 
 
 _BLOCK_BYTES: Final = 4096
-_LARGE: Final = 1024  # bytes of an entry
-_LEAST_ENTRY: Final = 10  # bytes
+_LARGE: Final = 1024  # bytes of an entry: larger ones are kept unpacked
+_LEAST_ENTRY: Final = 10  # bytes of the shortest entry
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_content: Final = msgspec.msgpack.Decoder(Content).decode
 _decode: Final = msgspec.msgpack.Decoder(Entry).decode
@@ -145,8 +148,8 @@ _RAWS: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 class Totals(NamedTuple):
-    """What files there are among entries. ``changed``: paths of those that changed while they were
-    read; ``used``: the numbers of their chunks, in order."""
+    """Totals of the files among some entries. ``changed``: paths of the files that changed while
+    they were read; ``used``: the numbers of their chunks, in order."""
 
     files: int
     size: int  # of all files, in bytes
@@ -155,14 +158,15 @@ class Totals(NamedTuple):
 
 
 class Entries(Computed[Entry]):
-    """Entries as MessagePack, one after the other, as in a manifest: about 130 bytes each, where
-    objects take 600. Whoever looks at one gets a new object: ``is`` compares nothing.
-    """
+    """Entries as MessagePack, one behind the other, as in a manifest: about 130 bytes each, where
+    Python objects take 600. Each access makes a new object, so compare with ``==`` and not with
+    ``is``."""
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._rows = bytearray()
-        self._ends = array("Q", (0,))  # in bytes, of each row, after a first 0
-        self._large: dict[int, Entry] = {}  # files of many chunks: each asks for its file
+        self._ends = array("Q", (0,))  # in bytes: where each row ends, after a first 0
+        # files of many chunks, decoded once: each of their chunks asks for its file
+        self._large: dict[int, Entry] = {}
         for entry in entries:
             self.append(entry)
 
@@ -172,8 +176,8 @@ class Entries(Computed[Entry]):
 
     @classmethod
     def unpacked(cls, packed: msgspec.Raw) -> Entries:
-        """Those in a MessagePack array. Raises msgspec.MsgspecError where it holds anything else,
-        UnicodeDecodeError or RecursionError."""
+        """The entries of a MessagePack array. Raises msgspec.MsgspecError where it holds anything
+        else, UnicodeDecodeError or RecursionError."""
         new = cls()
         with memoryview(packed) as whole:
             try:
@@ -187,7 +191,7 @@ class Entries(Computed[Entry]):
         return new
 
     def packed(self) -> tuple[bytes, bytearray]:
-        """The head of a MessagePack array, and what follows it."""
+        """The head of a MessagePack array for these entries, and the entries."""
         count = len(self)
         if count < 16:
             return bytes([0x90 | count]), self._rows
@@ -196,15 +200,16 @@ class Entries(Computed[Entry]):
         return struct.pack(">BI", 0xDD, count), self._rows
 
     def check(self, plain: array[int], roots: int) -> bool:
-        """As rows.check_rows. Raises NotPlain."""
+        """Check these entries; see rows.check_rows. Raises NotPlain."""
         return check_rows(self._rows, self._ends, plain, roots)
 
     def listed(self, changed: bytearray | None = None) -> Iterator[Listed]:
-        """As rows.list_rows. Raises NotPlain."""
+        """List these entries; see rows.list_rows. Raises NotPlain."""
         return list_rows(self._rows, self._ends, changed)
 
     def totals(self, chunks: int) -> Totals:
-        """``chunks``: how many there are. Raises IndexError where one is not there."""
+        """Count the files among these entries. ``chunks``: how many chunks there are. Raises
+        IndexError for an entry that names a chunk beyond them."""
         try:
             counted = count_rows(self._rows, self._ends, chunks)
         except NotPlain:
@@ -224,11 +229,12 @@ class Entries(Computed[Entry]):
         return Totals(len(files), sum(entry.size for entry in files), changed, used)
 
     def described(self) -> Described:
-        """As rows.describe_rows. Raises NotPlain."""
+        """Describe these entries; see rows.describe_rows. Raises NotPlain."""
         return describe_rows(self._rows, self._ends)
 
     def filled(self, contents: ReadContents, at: array[int]) -> Entries:
-        """These entries, number i with the content ``at[i]``, or as it is where that is -1."""
+        """These entries with contents filled in: entry i gets ``contents[at[i]]``, and stays as it
+        is where ``at[i]`` is -1."""
         new = Entries()
         try:
             new._rows, new._ends = fill_rows(
@@ -264,7 +270,7 @@ class Entries(Computed[Entry]):
         return self._large[number]
 
     def places(self, numbers: Iterable[int]) -> Iterator[EntryHead]:
-        """What the entries of these numbers begin with."""
+        """The head of each entry with one of these numbers."""
         for number in numbers:
             yield _decode_place(self._rows[self._ends[number] : self._ends[number + 1]])
 
@@ -283,7 +289,7 @@ class Entries(Computed[Entry]):
 
 
 def described(entries: Sequence[Entry]) -> Described:
-    """What each entry is, without an object for each where there is none yet."""
+    """What each entry is. No Python object is made for a packed entry."""
     if isinstance(entries, Entries):
         with suppress(NotPlain):
             return entries.described()
@@ -300,8 +306,8 @@ def described(entries: Sequence[Entry]) -> Described:
 def content_bytes(
     entries: Sequence[Entry], roots: int, there: Container[int] = frozenset()
 ) -> list[int]:
-    """Bytes of each root's files that take space on a disk: holes take none. ``there``: chunks
-    that are not counted."""
+    """Bytes of each root's files that take space on a disk, without holes. ``there``: chunks that
+    are not counted."""
     sizes = [0] * roots
     for number, (root, size, chunk) in enumerate(zip(*described(entries)[1:], strict=True)):
         if chunk != NO_CHUNK:
@@ -316,15 +322,16 @@ def content_bytes(
 
 
 def disk_bytes(manifest: Manifest) -> int:
-    """The most that a disk needs for it: what its files hold, and a block for each name, of which a
-    small file fills a part. Not their sizes: a sparse file of 1 TiB may hold 30 MB."""
+    """The most bytes that a disk needs for the snapshot: the contents of its files, and a block for
+    each name, because a small file fills only a part of its block. Holes do not count: a sparse
+    file of 1 TiB may hold 30 MB."""
     content = content_bytes(manifest.entries, len(manifest.roots))
     return sum(content) + len(manifest.entries) * _BLOCK_BYTES
 
 
 def _head(packed: memoryview) -> tuple[int, int]:
-    """How many elements a MessagePack array has, and where the first begins. NotPlain where it is
-    none."""
+    """The number of elements of a MessagePack array, and the position of the first. Raises NotPlain
+    for anything else."""
     form = packed[0]
     if form & 0xF0 == 0x90:
         return form & 0x0F, 1
@@ -370,7 +377,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     created_unix: int
     machine: str
     roots: list[str]
-    entries: Sequence[Entry]  # Entries, where it was read or is to be stored
+    entries: Sequence[Entry]  # of type Entries where the manifest was read, or is to be stored
     chunks: list[Chunk]
     packs: list[Pack]
     skipped: list[Skipped]
@@ -439,7 +446,8 @@ def _decoded(body: bytes, frame_bytes: int, facts: Collection[str] | None) -> Ma
 
 
 def _check_counts(fields: Mapping[str, msgspec.Raw], frame_bytes: int) -> None:
-    """Before anything is made of them: objects take many times the bytes of their records."""
+    """Refuse a manifest whose counts are too high, before objects are made of it: objects take many
+    times the bytes of their records."""
     for name, most in _MOST.items():
         if (count := _count(fields[name])) > most:
             raise msgspec.ValidationError(f"{count} of `{name}`, at most {most} are read")
@@ -451,8 +459,9 @@ def _check_counts(fields: Mapping[str, msgspec.Raw], frame_bytes: int) -> None:
 
 
 def _facts_of(packed: msgspec.Raw, wanted: Collection[str] | None) -> dict[str, Any]:
-    """The environment record, or those ``wanted`` of it."""
-    if len(memoryview(packed)) > MAX_FACT_VALUES:  # else there are no more: a value has a byte
+    """The environment record, or only its ``wanted`` facts."""
+    # each value takes at least a byte, so a shorter record holds no more
+    if len(memoryview(packed)) > MAX_FACT_VALUES:
         _check_values(memoryview(packed), MAX_FACT_VALUES)
     named = _RAW_FACTS.decode(packed).items()
     found = {name: _decode_fact(raw) for name, raw in named if wanted is None or name in wanted}
@@ -477,13 +486,15 @@ def _check_nesting(value: dict[Any, Any] | list[Any], depth: int) -> None:
 
 
 def _count(packed: msgspec.Raw) -> int:
-    """How many elements a MessagePack array has, or pairs a map; 0 of anything else."""
+    """The number of elements of a MessagePack array, or of pairs of a map; 0 for any other
+    value."""
     with memoryview(packed) as whole:
         return _inside(whole, 0)[0]
 
 
 def _inside(packed: memoryview, at: int) -> tuple[int, int]:
-    """As _count, of the value there, and where what is inside begins; 0 of anything else."""
+    """As _count, for the value at this position, with the position of its first element; 0 for any
+    other value."""
     form = packed[at]
     if form & 0xF0 in (0x80, 0x90):
         return form & 0x0F, at + 1
@@ -495,7 +506,8 @@ def _inside(packed: memoryview, at: int) -> tuple[int, int]:
 
 
 def _check_values(packed: memoryview, most: int) -> None:
-    """ValidationError where a MessagePack value holds more than ``most``, itself and keys too."""
+    """Raise ValidationError where a MessagePack value holds more than ``most`` values, itself and
+    keys included."""
     at, left, seen = 0, 1, 0
     while left:
         left, seen = left - 1, seen + 1
@@ -510,7 +522,8 @@ def _check_values(packed: memoryview, most: int) -> None:
 
 
 def _length(packed: memoryview, at: int) -> int:
-    """The bytes of the MessagePack value there, which is no array and no map."""
+    """The length in bytes of the MessagePack value at this position, which is neither an array nor
+    a map."""
     form = packed[at]
     if form < 0x80 or form >= 0xE0 or form in (0xC0, 0xC1, 0xC2, 0xC3):
         return 1
@@ -519,7 +532,7 @@ def _length(packed: memoryview, at: int) -> int:
     if 0xCA <= form <= 0xD8:  # numbers, and extensions of a fixed length
         return (5, 9, 2, 3, 5, 9, 2, 3, 5, 9, 3, 4, 6, 10, 18)[form - 0xCA]
     width = 1 << (form - (0xD9 if form >= 0xD9 else 0xC4 if form < 0xC7 else 0xC7))
-    extra = 1 if 0xC7 <= form <= 0xC9 else 0  # the kind of an extension
+    extra = 1 if 0xC7 <= form <= 0xC9 else 0  # one byte more for the kind of an extension
     return 1 + width + extra + int.from_bytes(packed[at + 1 : at + 1 + width], "big")
 
 

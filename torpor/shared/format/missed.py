@@ -36,20 +36,20 @@ from torpor.shared.values import JOB_LOGS, PROGRAMS, learned
 
 FEW_NAMES: Final = 10
 FEW_BYTES: Final = 100 << 20
-"""Losing less than both of these is never most of a workspace."""
+"""Losing fewer files and fewer bytes than these never counts as losing most of a workspace."""
 _OWN: Final = re.compile(
     rb"(?:%s)/" % b"|".join(re.escape(os.fsencode(folder)) for folder in (JOB_LOGS, PROGRAMS))
 )
-"""Torpor's own files: logs, which are written again, and what was frozen of programs, which is gone
-once they go on."""
+"""Torpor's own files: logs, which are written again, and images of frozen programs, which are
+deleted once the programs go on."""
 MISSING: Final = "missing"
-"""Its name in the environment record, where a reader of any torpor takes it for a fact more."""
+"""The key in the manifest's environment record. Readers that do not know the key ignore it."""
 _MOST_PLACES: Final = 100
 _NAMED: Final = 3
 
 
 class Amount(NamedTuple):
-    """Files, and their bytes."""
+    """A number of files, and their bytes."""
 
     files: int
     size: int
@@ -73,10 +73,10 @@ def is_torpors(path: bytes) -> bool:
 
 
 class Missing(msgspec.Struct, frozen=True, array_like=True):
-    """A place that the machine missed when it made a snapshot: below ``root``, by its number among
-    the snapshot's roots; ``path`` is empty where that is all of the root. A disk that is not there
-    has no ``files``: nobody counted them. Else so many files of so many bytes are gone, which were
-    most of the root."""
+    """A place that was missing on the machine when the snapshot was made: ``path`` below the root
+    number ``root`` of the snapshot; empty if all of the root was missing. ``files`` and ``size``
+    say how many files of how many bytes were gone, which were most of the root. Both are 0 for a
+    disk that was not mounted: nobody counted its files."""
 
     root: int
     path: bytes
@@ -85,15 +85,15 @@ class Missing(msgspec.Struct, frozen=True, array_like=True):
 
 
 def missing_record(places: Sequence[Missing]) -> dict[str, Any]:
-    """What the environment record of a manifest keeps; nothing where nothing is missing."""
+    """The fact for a manifest's environment record; empty where nothing was missing."""
     if not places:
         return {}
     return {MISSING: msgspec.to_builtins(places[:_MOST_PLACES], builtin_types=[bytes])}
 
 
 def recorded_missing(manifest: Manifest) -> list[Missing]:
-    """The places that a manifest says were missing. A machine writes it, so what does not fit is
-    none."""
+    """The missing places that a manifest says; none where the fact does not fit, because a machine
+    wrote it."""
     try:
         places = msgspec.convert(manifest.environment.get(MISSING, []), learned(list[Missing]))
     except msgspec.ValidationError:
@@ -130,7 +130,7 @@ class Tree:
         self._kinds, self.sizes = what.kinds, what.sizes
         self._runs: list[dict[bytes, _Run]] = [{} for _ in manifest.roots]
         try:
-            changed = bytearray(len(self._entries))  # without it, no names are listed
+            changed = bytearray(len(self._entries))  # without it, list_rows lists no names
             for row, root, path, is_run, names in self._entries.listed(changed):
                 if is_run and not is_torpors(path + b"/"):
                     self._add(root, path, range(row, row + names.count(b"\0") + 1), names)
@@ -138,7 +138,8 @@ class Tree:
             self._find_each()
 
     def _find_each(self) -> None:
-        """The same, whatever the entries are."""
+        """Group the files by directory one entry at a time, for entries that rows.list_rows
+        refuses."""
         found: dict[tuple[int, bytes], tuple[array[int], list[bytes]]] = {}
         for position, entry in enumerate(self._entries):
             directory, _, name = entry.path.rpartition(b"/")
@@ -152,7 +153,8 @@ class Tree:
 
     def _add(self, root: int, path: bytes, positions: range, names: bytes) -> None:
         there = self._runs[root].get(path)
-        if there is not None:  # no torpor writes the names of a directory apart
+        # a directory's names stand together in every manifest that torpor writes
+        if there is not None:
             raise NotPlain
         self._runs[root][path] = _Run(positions, names)
 
@@ -168,14 +170,14 @@ class Tree:
             first, end = run.positions[0], run.positions[-1] + 1
             if end - first == len(run.positions):
                 files += self._kinds.count(FILE, first, end)
-                size += sum(self.sizes[first:end])  # of anything but files it is 0
+                size += sum(self.sizes[first:end])  # the size of anything but a file is 0
             else:
                 files += sum(self._kinds[position] == FILE for position in run.positions)
                 size += sum(map(self.sizes.__getitem__, run.positions))
         return Amount(files, size)
 
     def lacking(self, number: int, there: Tree) -> list[int]:
-        """The positions of a root's files whose names ``there`` does not have."""
+        """The positions of a root's files whose names are not in ``there``."""
         other = there.number(self.roots[number])
         runs = {} if other is None else there._runs[other]
         found = []
@@ -190,7 +192,7 @@ class Tree:
         return found
 
     def below(self, positions: Sequence[int], places: Sequence[bytes]) -> set[int]:
-        """Those at or below one of the places."""
+        """The files at or below one of the places."""
         if not places:
             return set()
         inside = tuple(os.path.join(place, b"") for place in places if place)
@@ -208,7 +210,7 @@ class Tree:
         return content_of(file, self.manifest.chunks)
 
     def contents(self) -> set[Hashable]:
-        """What is at each name, of all but directories."""
+        """The content of each name, without directories."""
         return {
             (self.roots[one.root], one.path, one.kind, one.target, self._content_of(one))
             for one in self._entries
@@ -216,7 +218,7 @@ class Tree:
         }
 
     def first_of(self, positions: Sequence[int]) -> list[str]:
-        """The first names in the directory that has most of them."""
+        """The first names of the directory that has most of the files."""
         directories: dict[tuple[int, bytes], list[EntryHead]] = {}
         for place in self._entries.places(positions):
             key = (place.root, os.path.dirname(place.path))
@@ -271,7 +273,7 @@ def holds_all(now: Tree, before: Tree) -> bool:
 
 
 def _not_back(before: Tree, lost: Sequence[int], later: Tree) -> list[int]:
-    """Those that ``later`` has neither by their names nor by new ones."""
+    """The files that ``later`` has neither under their names nor under new ones."""
     numbers = range(len(before.roots))
     lacking = {at for number in numbers for at in before.lacking(number, later)}
     gone = [position for position in lost if position in lacking]
@@ -296,7 +298,7 @@ def _amount(tree: Tree, positions: Sequence[int]) -> Amount:
 
 
 def _places(tree: Tree, number: int) -> list[bytes]:
-    """The disks that were not there."""
+    """The places of disks that were not mounted."""
     return [
         place.path
         for place in recorded_missing(tree.manifest)
@@ -311,7 +313,7 @@ def _new_files(tree: Tree, before: Tree) -> Counter[Hashable]:
 
 
 def _not_moved(tree: Tree, gone: Iterable[int], new: Counter[Hashable]) -> Iterator[int]:
-    """Those that have no new name: each new file is the new name of one."""
+    """The files that were not moved: each new file of equal content accounts for one of them."""
     for position in gone:
         content = tree.content(position)
         if new[content] > 0:

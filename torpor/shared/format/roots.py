@@ -13,10 +13,12 @@ from torpor.shared.values import overlap, tidy_path
 
 _MOST: Final = 5
 _LONGEST: Final = 200
-"""Directories in a message, and characters of each: a manifest may hold anything."""
+"""The most directories that a message names, and the most characters of each: a manifest may hold
+any number of any length."""
 
 USER_HOME: Final = "user_home"
-"""In a manifest's record of its machine: the home of the user that torpor logged in as."""
+"""The key in a manifest's machine record of the home directory of the user that torpor logged in
+as."""
 
 
 def check_roots(manifest: Manifest, allowed: Sequence[str], what: str) -> None:
@@ -42,8 +44,8 @@ def check_roots(manifest: Manifest, allowed: Sequence[str], what: str) -> None:
 
 
 def places_of(manifest: Manifest) -> list[str]:
-    """The absolute paths of the roots on the machine of the snapshot; none where the record does
-    not say. A machine writes it."""
+    """The absolute paths of the roots on the machine that made the snapshot; none where the machine
+    record, which that machine wrote, does not say them."""
     home = manifest.environment.get(USER_HOME)
     if not isinstance(home, str):
         return []

@@ -1,8 +1,8 @@
 """Entries as rows of MessagePack, one after the other, looked at in C without an object for each.
 
-C (gpu_kernels/entries) only knows the plain form, as torpor writes it. NotPlain where a row has
-another one, breaks a claim, or there is no library of ours: the caller then asks Python, which
-knows every form and says what is wrong.
+The C library (gpu_kernels/entries) knows only the form that torpor writes. Functions raise NotPlain
+where a row has another form or breaks a claim, or where the C library is missing: the caller then
+uses Python, which knows every form and says what is wrong.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ _TOTALS: Final = struct.Struct("=3Q")
 _PLACE: Final = struct.Struct("=7Q")
 PLACES: Final = 4096
 NAMES_BYTES: Final = 1 << 20
-"""How much is listed at once, at first."""
+"""How many bytes of names are listed at once, at first."""
 _NOT_PLAIN: Final = (1 << 64) - 1
 
 
 class NotPlain(Exception):
-    """Ask Python."""
+    """The C library cannot read these rows: use Python."""
 
 
 class Counted(NamedTuple):
-    """What files there are; ``used``: a byte for each chunk, 1 where one has it."""
+    """Totals of the files among some rows; ``used``: one byte for each chunk, 1 where a file has
+    it."""
 
     files: int
     size: int  # of all files, in bytes
@@ -47,7 +48,7 @@ class Described(NamedTuple):
     chunks: array[int]
 
     def of_kind(self, kind: int) -> Iterator[int]:
-        """Their positions."""
+        """The positions of entries of that kind."""
         at = self.kinds.find(kind)
         while at >= 0:
             yield at
@@ -58,7 +59,7 @@ class Listed(NamedTuple):
     """A directory's own entry, or a run: the names of a directory that stand one after the other.
     ``names`` has a zero byte between two."""
 
-    row: int  # the first
+    row: int  # the number of the first row
     root: int
     path: bytes
     is_run: bool
@@ -96,7 +97,7 @@ def check_rows(rows: bytearray, ends: array[int], plain: array[int], roots: int)
 
 
 def count_rows(rows: bytearray, ends: array[int], chunks: int) -> Counted:
-    """Count files, and the chunks that they use, of so many."""
+    """Count the files and the chunks that they use, in ``count`` rows."""
     used, totals = bytearray(chunks), bytearray(_TOTALS.size)
     with (
         address_of(rows) as start,
@@ -143,8 +144,8 @@ def fill_rows(
     content_ends: array[int],
     at: array[int],
 ) -> tuple[bytearray, array[int]]:
-    """Rows, and their ends, with the content number ``at[i]`` in row i; without a new one where
-    that is negative. A content is [size, extents, digest, changed]."""
+    """Rows with contents filled in, and the end of each row: row i gets content number ``at[i]``,
+    and none where that is negative. A content is [size, extents, digest, changed]."""
     lib, count = _library(), len(ends) - 1
     _check_length(len(at), count)
     filled = bytearray(len(rows) + len(contents))
@@ -172,7 +173,8 @@ def list_rows(
     rows: bytearray, ends: array[int], changed: bytearray | None = None
 ) -> Iterator[Listed]:
     """The directories and the runs of names, in order. ``changed`` gets a byte for each row: 1
-    where the file changed while it was read. Without it, runs are listed without their names."""
+    where the file changed while it was read. Without ``changed``, runs are listed without their
+    names."""
     lib, row, count = _library(), 0, len(ends) - 1
     if changed is not None:
         _check_length(len(changed), count)
@@ -213,7 +215,7 @@ def list_rows(
 
 
 def _check_length(length: int, count: int) -> None:
-    """C trusts it."""
+    """Check the length of a buffer, which the C library trusts."""
     if length != count:
         raise ValueError(f"{length} values for {count} rows")
 

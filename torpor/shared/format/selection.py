@@ -9,7 +9,8 @@ from torpor.shared.format.manifest import DIRECTORY, FILE, HARDLINK, Entry, Mani
 
 _PRIVATE = 0o700
 _HOME = b"home"
-"""The name of a whole home: a directory that is called ``~`` is deleted with another one soon."""
+"""The name that a selection of a whole home gets. A directory called ``~`` would be risky: a
+careless `rm -r ~` deletes the home."""
 
 
 def select(manifest: Manifest, root: int, path: bytes) -> tuple[Manifest, bytes]:
@@ -34,7 +35,7 @@ def select(manifest: Manifest, root: int, path: bytes) -> tuple[Manifest, bytes]
     entries = [Entry(DIRECTORY, 0, b"", _PRIVATE, *_owner(inside[0]), inside[0].mtime_ns, 0)]
     for entry in inside:
         if entry.kind == HARDLINK and entry.target not in moved:
-            moved[entry.target] = moved[entry.path]  # the next link to that file leads here
+            moved[entry.target] = moved[entry.path]  # the next link to that file leads to this path
             entry = msgspec.structs.replace(files[entry.target], path=entry.path)
         target = moved[entry.target] if entry.kind == HARDLINK else entry.target
         entries.append(
@@ -49,7 +50,7 @@ def _below(path: bytes, above: bytes) -> bool:
 
 
 def _moved(path: bytes, above: bytes, name: bytes) -> bytes:
-    """``path`` with ``name`` in the place of ``above``."""
+    """``path`` with ``name`` in place of ``above``."""
     below = path[len(above) :].lstrip(b"/")
     return name + b"/" + below if below else name
 

@@ -9,10 +9,12 @@ from torpor.shared.values import MIB
 
 BIG_FILE_BYTES: Final = 1 * MIB
 CHUNK_BYTES: Final = 4 * MIB
-"""Big files are cut at multiples of this: per-chunk work has disappeared, a small change costs
-little, and what eight workers hold besides their packs stays under 200 MiB."""
+"""Big files are cut at multiples of this size: large enough that the work for each chunk is
+negligible, small enough that a small change costs little and eight workers hold under 200 MiB
+besides their packs."""
 GROUP_BYTES: Final = 4 * MIB
-"""Small files share chunks up to this: what a changed small file costs at most to fetch alone."""
+"""Small files share chunks up to this size, which is the most that fetching one changed small file
+costs."""
 PART_BYTES: Final = 64 * MIB
 """The default smallest part: below about one pack, a part is not worth a task run."""
 PACK_BYTES: Final = 64 * MIB

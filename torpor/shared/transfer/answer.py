@@ -38,7 +38,7 @@ _BUSY = {
     "OperationAborted",
     "ConditionalRequestConflict",
 }
-# MinIO's quota of a bucket, with 400, and Ceph's of a user or a bucket, with 403.
+# MinIO's answer when a bucket's quota is reached (400), and Ceph's for a user or bucket (403).
 _FULL = {"XMinioAdminBucketQuotaExceeded", "QuotaExceeded"}
 _ELSEWHERE = {
     "AuthorizationHeaderMalformed",
@@ -47,12 +47,12 @@ _ELSEWHERE = {
     "IllegalLocationConstraintException",
 }
 _EXPIRED = {"ExpiredToken", "ExpiredRequest", "RequestExpired", "RequestTimeTooSkewed"}
-# rclone says the last one of every signature older than 15 minutes, whatever its own limit.
+# rclone sends the last code for every signature older than 15 minutes, whatever its own limit.
 _EXPIRED_WORDS = re.compile(r"expired|difference between the request time", re.IGNORECASE)
 
 
 def refusal(grant: Grant, host: str, answer: http.client.HTTPResponse, body: bytes) -> StoreError:
-    """The error that an answer other than the one hoped for stands for."""
+    """The error for an answer other than the expected one."""
     text = body.decode("utf-8", "replace")
     code = found[1] if (found := _CODE.search(text)) else ""
     said = found[1].strip() if (found := _MESSAGE.search(text)) else ""
@@ -122,7 +122,7 @@ class RefusedAnswer(NamedTuple):
 
 
 def archived_words(objects: int) -> str:
-    """That an archive holds so many objects, and what to do."""
+    """Message: an archive holds this many of the objects, and what to do."""
     return (
         f"{objects} object{'s are' if objects > 1 else ' is'} in an archive class of the store and "
         "cannot be read: ask for a restore of each (aws s3api restore-object --bucket BUCKET --key "
@@ -133,7 +133,7 @@ def archived_words(objects: int) -> str:
 
 
 def carried_by(status: int, content_range: str | None, length: int | None) -> range:
-    """The bytes of the object that a 200 or 206 carries; none where it does not say so.
+    """The bytes of the object that a 200 or 206 carries; none where the headers do not say it.
 
     ``length`` is the body's, where it is known. Some servers (rclone's) do as asked and answer 200
     with a Content-Range; others ignore the Range header and send the whole object, without one.
@@ -150,7 +150,7 @@ def _is_expired(grant: Grant, answer: http.client.HTTPResponse, code: str, said:
     if code in _EXPIRED or _EXPIRED_WORDS.search(said):
         return True
     try:
-        # The store's own clock, not the machine's: that one may be an hour off.
+        # The store's own clock: the machine's may be an hour off.
         return parsedate_to_datetime(answer.getheader("Date", "")).timestamp() > grant.expires_unix
     except ValueError:
         return False

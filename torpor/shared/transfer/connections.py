@@ -15,13 +15,14 @@ import certifi
 
 from torpor.shared.errors import InvalidInput, StoreError, StoreUnavailable, StoreUnreachable
 
-_PRINTABLE = re.compile(r"[!-~]+")  # urlsplit would quietly drop a newline
+_PRINTABLE = re.compile(r"[!-~]+")  # urlsplit would drop a newline without a word
 
 NAME_AUTHORITY = (
     "for a certificate authority of your own, name its file in AWS_CA_BUNDLE on the control side, "
     "or as verify_cert_path, with verify on, in the client parameters of the credentials block"
 )
-KEPT_IDLE = 32  # for each host; a finished request's connection above that is closed
+# connections for each host: of those whose request has ended, any above this number are closed
+KEPT_IDLE = 32
 
 
 class Target(NamedTuple):
@@ -55,8 +56,9 @@ def target_of(url: str, what: str) -> Target:
 class Connections:
     """Lends connections, one request at a time each; those given back are used again.
 
-    Where no connection comes about: StoreUnavailable of a place that was reached before, and
-    StoreUnreachable of one that never was."""
+    A failed connect raises StoreUnavailable for a host that was reached before, and
+    StoreUnreachable for one that never was.
+    """
 
     def __init__(self, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         self._timeout_s = timeout_s
@@ -68,7 +70,8 @@ class Connections:
         self._closed = False
 
     def trust(self, authority: str) -> None:
-        """Trust these certificate authorities (PEM), too. Before the first connection."""
+        """Trust these certificate authorities (PEM), too. Call it before the first connection is
+        made."""
         self._authority = authority
 
     def take(self, target: Target) -> http.client.HTTPConnection:
@@ -143,14 +146,16 @@ class Connections:
     def _context(self) -> ssl.SSLContext:
         with self._lock:
             if self._tls is None:
-                # The system's roots and certifi's: minimal images often come without any. As
-                # data, since the agent's bundle may be a zip file, where certifi has no path.
+                # The system's certificate authorities and certifi's: minimal images often come
+                # without any. Passed as data, because the agent's bundle may be a zip file, in
+                # which certifi has no path.
                 tls = ssl.create_default_context()
                 tls.load_verify_locations(cadata=certifi.contents())
                 if self._authority:
                     tls.load_verify_locations(cadata=self._authority)
-                    # As botocore does on the control side. Python 3.13 asks for a critical
-                    # constraint and for key identifiers, which many private authorities lack.
+                    # As botocore does on the control side: Python 3.13 by default demands a
+                    # critical constraint and key identifiers, which certificates of many private
+                    # authorities lack.
                     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
                 self._tls = tls
             return self._tls

@@ -25,7 +25,7 @@ ATTEMPTS: Final = 5
 FIRST_WAIT_S: Final = 0.5
 LONGEST_WAIT_S: Final = 30.0
 LONGEST_RETRY_AFTER_S: Final = 60.0
-NAP_S: Final = 0.25  # a cancelled wait ends within this
+NAP_S: Final = 0.25  # the longest sleep at once, so that a cancelled wait ends within this time
 
 _NOT_AWAY: Final = (StoreUnreachable, StoreFull)
 
@@ -36,8 +36,8 @@ _hurried: ContextVar[bool] = ContextVar("hurried", default=False)
 
 @contextmanager
 def hurried() -> Iterator[None]:
-    """No request of this context waits longer than its attempts take: whoever asks has other work,
-    and comes back."""
+    """Within this context a request waits for a store only as long as its attempts take, without
+    patience: the caller has other work and will ask again."""
     token = _hurried.set(True)
     try:
         yield
@@ -82,8 +82,8 @@ class Retries:
         self.clock = clock
 
     def run(self, request: Callable[[], _Answer], patience_s: float | None = None) -> _Answer:
-        """The answer to ``request``, or the error of its last attempt. ``patience_s``: of this
-        request, where it is another than of all."""
+        """The answer to ``request``, or the error of its last attempt. ``patience_s``: for this
+        request, in place of the patience given to the constructor."""
         tries = self.tries(patience_s)
         while True:
             try:
@@ -98,14 +98,14 @@ class Retries:
 
 
 class Tries:
-    """How often one request has failed, and since when."""
+    """The state of one request: how often it has failed, and since when."""
 
     def __init__(self, rules: Retries, patience_s: float) -> None:
         self._rules, self._patience_s = rules, patience_s
         self._failed, self._since_s = 0, rules.clock()
 
     def went(self) -> None:
-        """Some of the answer arrived: what fails from now on is counted anew."""
+        """Count failures from zero: some of the answer has arrived."""
         self._failed, self._since_s = 0, self._rules.clock()
 
     def wait(self, error: StoreError) -> None:
@@ -128,7 +128,7 @@ class Tries:
             left_s -= NAP_S
 
     def _stay(self, error: StoreError) -> None:
-        """Return where patience allows another attempt; else raise."""
+        """Return where patience allows another attempt; otherwise raise ``error``."""
         away_s = self._rules.clock() - self._since_s
         is_away = isinstance(error, StoreUnavailable) and not isinstance(error, _NOT_AWAY)
         if is_away and away_s < self._patience_s:

@@ -17,7 +17,8 @@ from torpor.shared.values import MIB, Grant
 
 MOST_CONNECTIONS: Final = 64
 MOST_BATCH_BYTES: Final = 256 * MIB
-"""Held twice in memory: what is sent, and what comes back."""
+"""The most bytes of one batch. They are in memory twice: the bytes that are sent and the bytes that
+come back."""
 
 
 class Moved(NamedTuple):
@@ -37,9 +38,9 @@ def move(
 ) -> Moved:
     """Write a fresh object to each of ``puts``, then read each of ``gets`` once and compare.
 
-    Every byte comes from the kernel's generator, so that neither deduplication nor compression
-    helps. ``authority``: what to trust beside the public certificates. Raises what the store
-    raises, and StoreCorrupt where other bytes come back.
+    Every byte comes from the kernel's random generator, so that neither deduplication nor
+    compression helps. ``authority``: certificates (PEM) to trust beside the public ones. Raises
+    what the store raises, and StoreCorrupt where other bytes come back.
     """
     if not 0 < connections <= MOST_CONNECTIONS or not 0 < len(puts) == len(gets):
         raise InvalidInput(
@@ -74,7 +75,7 @@ def move(
 
 
 def _timed(work: Callable[[Grant], None], grants: Sequence[Grant], connections: int) -> float:
-    """Seconds from when all threads are there until the last one is done."""
+    """Seconds from the start of all threads until the last one ends."""
     ready = threading.Barrier(connections + 1)
 
     def share(mine: Sequence[Grant]) -> None:

@@ -30,7 +30,8 @@ from torpor.shared.transfer.etag import encryption_of, plain_md5
 from torpor.shared.transfer.retries import ATTEMPTS, Retries
 from torpor.shared.values import KIB, Away, Grant
 
-GAP_BYTES = 64 * KIB  # a hole this small is cheaper to read through than to ask around
+# a hole up to this size is read and dropped: a second request would take longer
+GAP_BYTES = 64 * KIB
 SLICE_BYTES = 256 * KIB  # moved between two looks at the pace and at the cancel callback
 SLOWEST_BYTES_S = 16 * KIB  # a request that falls below this rate for its timeout has stalled
 
@@ -49,12 +50,12 @@ class Range(NamedTuple):
 class Transfer:
     """PUT and ranged GET over grants, from any number of threads.
 
-    A PUT is sent at most ``attempts`` times, and so is a GET since its last range that arrived, or
-    as long as the patience of its grant says; each connects at most once. ``on_retry`` gets each
-    error that is retried and the wait in seconds, ``on_away`` what only patience repeats. Once
-    ``cancelled()`` is true, a wait ends within NAP_S and a request within one slice, with
-    RunCancelled. A request that takes longer than ``timeout_s`` and its bytes at
-    ``slowest_bytes_s`` has stalled.
+    A PUT is sent at most ``attempts`` times. A GET is sent at most ``attempts`` times after the
+    last range that arrived. Where the grant has a patience, a store that is away is asked again for
+    that long. Each attempt connects at most once. ``on_retry`` gets each error that is retried and
+    the wait in seconds; ``on_away`` gets each wait beyond ``attempts``. Once ``cancelled()`` is
+    true, a wait ends within NAP_S and a request within one slice, with RunCancelled. A request that
+    takes longer than ``timeout_s`` and its bytes at ``slowest_bytes_s`` has stalled.
     """
 
     def __init__(
@@ -207,7 +208,8 @@ class Transfer:
                 try:
                     self._send(connection, target, grant, headers, views, self._pace(what))
                 except (BrokenPipeError, ConnectionResetError):
-                    # A store may refuse before it has read the body, and close: hear its reason.
+                    # A store may refuse and close before it has read the body: its answer gives the
+                    # reason.
                     watched.enter_context(_broken_after(self._timeout_s, connection))
                     answer = connection.getresponse()
                     if answer.status < 400:
@@ -216,7 +218,7 @@ class Transfer:
                     watched.enter_context(_broken_after(self._timeout_s, connection))
                     answer = connection.getresponse()
                 if grant.verb == "GET" and answer.status < 300:
-                    watched.close()  # whoever reads its body looks at the pace
+                    watched.close()  # the reader of the body checks the pace
                 yield answer
         except TimeoutError:
             raise StoreUnavailable(f"{what}: no progress within {self._timeout_s:g} s") from None
@@ -242,7 +244,7 @@ class Transfer:
         pace: Callable[[int], None],
     ) -> None:
         connection.putrequest(grant.verb, target.path, skip_host=True, skip_accept_encoding=True)
-        # As it stands in the URL: the signature covers it, port and all.
+        # The Host header as it stands in the URL: the signature covers it, including the port.
         connection.putheader("Host", target.netloc)
         connection.putheader("Accept-Encoding", "identity")
         for name, value in headers.items():
@@ -255,7 +257,8 @@ class Transfer:
                 pace(len(piece))
 
     def _pace(self, what: str) -> Callable[[int], None]:
-        """A check to call with each count of bytes moved: for cancellation, and for a crawl."""
+        """A check to call with each count of bytes moved: raises when the run is cancelled or the
+        transfer is slower than allowed."""
         began, moved = time.monotonic(), 0
 
         def check(count: int) -> None:
@@ -297,7 +300,8 @@ class _Body:
             filled += self._read_some(view[filled : filled + SLICE_BYTES], wanted)
 
     def _read_some(self, view: memoryview, wanted: Range) -> int:
-        # One receive call at most for each look at the pace: a trickle cannot outlast that.
+        # At most one receive call between two checks of the pace, so that a slow trickle cannot
+        # outlast the timeout.
         plain = self._answer.length is not None and not self._answer.chunked
         count = _receive(self._answer, view) if plain else _receive_chunk(self._answer, view)
         if not count:
@@ -317,12 +321,13 @@ def _receive(answer: http.client.HTTPResponse, view: memoryview) -> int:
     count = answer.fp.readinto1(view[:length])
     answer.length = length - count
     if answer.length == 0:
-        answer.read()  # zero bytes; marks the answer as read whole, so the connection is kept
+        # reads zero bytes, which marks the answer as read whole, so the connection is kept
+        answer.read()
     return count
 
 
 def _receive_chunk(answer: http.client.HTTPResponse, view: memoryview) -> int:
-    """The same of a body of chunks, or of one that ends with its connection."""
+    """``readinto`` for a chunked body, or for one that ends with its connection."""
     data = answer.read1(len(view))
     view[: len(data)] = data
     return len(data)
@@ -330,12 +335,14 @@ def _receive_chunk(answer: http.client.HTTPResponse, view: memoryview) -> int:
 
 @contextlib.contextmanager
 def _broken_after(timeout_s: float, connection: http.client.HTTPConnection) -> Iterator[None]:
-    """TimeoutError where an answer is not there in time: its socket's timeout counts from the last
-    byte, and a store may drip them. Half an answer may look like a whole one."""
+    """Close the connection and raise TimeoutError if the answer has not come in time. The socket's
+    own timeout counts from the last byte, so a store that drips bytes never reaches it; a half
+    answer could be taken for a whole one."""
     late = threading.Event()
     timer = threading.Timer(timeout_s, _break, (connection.sock, late))
     timer.daemon = True
-    with contextlib.suppress(RuntimeError):  # no thread is left: an answer that drips is waited for
+    # no thread can be started: an answer that drips is waited for
+    with contextlib.suppress(RuntimeError):
         timer.start()
     try:
         yield
@@ -348,8 +355,8 @@ def _broken_after(timeout_s: float, connection: http.client.HTTPConnection) -> I
 def _break(line: socket.socket | None, late: threading.Event) -> None:
     late.set()
     if line is not None:
-        with contextlib.suppress(OSError):  # it is closed already
-            # not TLS's own shutdown: another thread reads
+        with contextlib.suppress(OSError):  # the socket is closed already
+            # no TLS shutdown: another thread is reading the socket
             socket.socket.shutdown(line, socket.SHUT_RDWR)
 
 
@@ -371,7 +378,8 @@ def _check_ranges(grant: Grant, ranges: Sequence[Range]) -> None:
 
 
 def _neighbours(ranges: Sequence[Range], first: int) -> Sequence[Range]:
-    """The ranges from ``first`` on that one request can fetch with small holes only."""
+    """The ranges from ``first`` on that one request can fetch, where the holes between them are
+    small."""
     last = first + 1
     while last < len(ranges) and ranges[last].offset - ranges[last - 1].end <= GAP_BYTES:
         last += 1

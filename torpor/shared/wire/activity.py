@@ -11,12 +11,12 @@ from torpor.shared.wire.request import MOST, Request
 NO_GPU, GPUS_FINE, GPUS_UNREADABLE, GPU_LOST = range(4)
 """States of a machine's GPUs: no driver; all read; one or all cannot be read; one is lost."""
 MACHINE_VARIABLE: Final = "TORPOR_MACHINE"
-"""In the environment of every process of a local machine: its id. Machines that share a host and
-an account are told apart by it."""
+"""The environment variable that every process of a local machine has: the machine's id. It tells
+apart machines that share a host and an account."""
 UNKNOWN: Final = -1
-"""A figure that could not be read. It is not 0."""
+"""A figure that could not be read. Unlike 0, it does not say that the machine is idle."""
 NOBODY: Final = -1
-"""No session of that kind is open."""
+"""No session of that kind (SSH or Jupyter) is open."""
 OWN_RUN, JUPYTER_SILENT, PERSON, OWN_SAVE = 1, 2, 4, 8
 """Flags of a sample: a run of torpor was active; a Jupyter server does not answer; someone has used
 SSH or Jupyter since the ring began; the machine saved its workspace by itself, on its schedule."""
@@ -24,10 +24,10 @@ SSH or Jupyter since the ring began; the machine saved its workspace by itself, 
 OWN_COPY: Final = "torpor-run-sends"
 """In the command lines of the copy by which `torpor run` sends its folder: no person is there."""
 STALE_S: Final = 60.0
-"""A sampler that has written nothing for so long is dead, or its machine hangs."""
+"""A sampler that has written nothing for this many seconds is dead, or its machine hangs."""
 
 MOST_GPUS: Final = 64
-"""Of one machine."""
+"""The most GPUs of one machine that are recorded."""
 
 Figure = Annotated[int, msgspec.Meta(ge=UNKNOWN, le=MOST)]
 
@@ -44,22 +44,23 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     cpu: Figure  # percent of one core
     network: Figure  # KiB/s, both directions, without loopback
     disk: Figure  # KiB/s, both directions
-    ssh_s: Figure  # since the last input in an SSH session that is not torpor's
-    jupyter_s: Figure  # since the last activity of a Jupyter kernel or terminal
+    ssh_s: Figure  # seconds since the last input in an SSH session that is not torpor's
+    jupyter_s: Figure  # seconds since the last activity of a Jupyter kernel or terminal
     flags: Figure
     gpu_peak: Figure  # percent: the highest mean of a minute since the ring began
-    cpu_peak: Figure  # the same for the CPU, without the minutes in which torpor worked
+    # percent of one core: the highest mean of a minute, without the minutes in which torpor worked
+    cpu_peak: Figure
 
 
 class GpuFigures(msgspec.Struct, frozen=True, array_like=True):
-    """One GPU; UNKNOWN for what it does not say."""
+    """The figures of one GPU; UNKNOWN for those that the driver does not say."""
 
-    percent: Figure  # of the time in which some kernel ran, since the figures before
-    used_mib: Figure  # of its memory, with what the driver reserves
+    percent: Figure  # of the time since the last reading in which some kernel ran
+    used_mib: Figure  # memory in use, with what the driver reserves
     free_mib: Figure
     temperature_c: Figure
     power_mw: Figure
-    pcie_sent_kb_s: Figure  # by the GPU, over 20 ms
+    pcie_sent_kb_s: Figure  # KB a second that the GPU sent, measured over 20 ms
     pcie_received_kb_s: Figure
 
 

@@ -15,7 +15,7 @@ from torpor.shared.wire.snapshot import KnownSnapshot
 
 
 class SaveGrant(msgspec.Struct, frozen=True):
-    """Leave to write one manifest by the time that ``grant`` expires."""
+    """Permission to write one manifest until ``grant`` expires."""
 
     snapshot: SnapshotId
     created_unix: int

@@ -25,8 +25,8 @@ class MakePaths(Request[PathsMade], frozen=True):
 
 
 class NoteMadeAgain(Request[Nothing], frozen=True):
-    """These directories are filled by a deploy, which can fill them again: what is in them is not
-    what a user has written. They may begin with ~/."""
+    """Record that a deploy fills these directories and can fill them again, so that files in them
+    do not count as a user's work. The paths may begin with ~/."""
 
     op = "machine.made-again"
     paths: list[str]

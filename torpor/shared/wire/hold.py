@@ -14,7 +14,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Hold(BeginsRun[Held], frozen=True):
-    """Hold the workspace. WorkspaceBusy while another run does."""
+    """Hold the workspace. WorkspaceBusy while another run holds it."""
 
     op = "hold.begin"
 

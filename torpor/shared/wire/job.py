@@ -15,14 +15,14 @@ from torpor.shared.wire.request import Count, Request, Snapshot, Words
 from torpor.shared.wire.snapshot import Froze
 
 CRIU: Final = "criu-"
-"""The name of CRIU's folder on a machine, among the bundles, begins so."""
+"""The beginning of the name of CRIU's folder among the bundles on a machine."""
 
 
 SPOT_NOTICE_S: Final = {"aws": 120.0, "gcp": 30.0, "azure": 30.0}
-"""How long a spot machine lives on, at the least, once its market has given notice; by the kind of
-the market's metadata service (``NoticeSource``)."""
+"""The least seconds that a spot machine lives on after its market's notice, by the kind of the
+market's metadata service (``NoticeSource``)."""
 LONGEST_NOTICE_S: Final = {"aws-spot": SPOT_NOTICE_S["aws"], "azure": 900.0}
-"""The longest that a notice of this kind may leave, where it says a time."""
+"""The longest time in seconds that a notice of this kind may leave, if the notice says a time."""
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -160,9 +160,10 @@ class StopJob(Request[JobState], frozen=True):
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """``why_not``: why no processes can be frozen here; empty where a small tree of torpor's own
-    was, and went on. ``programs``: how many ``bytes`` of memory each one that was asked for holds,
-    0 where it does not run, or why it would not be frozen. ``host``: what the machine is."""
+    """``why_not``: why no processes can be frozen here; empty if a small process tree of torpor's
+    own was frozen and went on. ``programs``: how many ``bytes`` of memory each one that was asked
+    for holds, 0 where it does not run, or why it would not be frozen. ``host``: what the machine
+    is."""
 
     why_not: Words = ""
     programs: list[Froze] = []

@@ -26,7 +26,7 @@ class LeftBehind(msgspec.Struct, frozen=True):
 
 
 Lefts = Annotated[list[LeftBehind], msgspec.Meta(max_length=100)]
-"""The largest of many. An agent sends 20 at most."""
+"""The largest of many left-behind paths. An agent sends at most 20; 100 are accepted."""
 
 
 class LinkOut(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ class LookAtHomes(OfRun[Losses], frozen=True):
 
 
 SUMMARY: Final = "left_behind"
-"""Its name in the environment record of a snapshot."""
+"""The key in the environment record of a snapshot."""
 _KEPT: Final = 10
 
 
@@ -118,8 +118,8 @@ def summary(losses: Losses) -> dict[str, Any]:
 
 
 def summarised(environment: Mapping[str, Any]) -> Losses | None:
-    """The losses that ``summary`` put there. A machine writes the record: what does not fit is
-    ignored."""
+    """The losses that ``summary`` put into an environment record. A machine writes the record: what
+    does not fit is ignored."""
     try:
         return msgspec.convert(environment.get(SUMMARY), learned(Losses))
     except msgspec.ValidationError:

@@ -74,12 +74,13 @@ class MeasureThroughput(Request[Throughput], frozen=True):
 
 
 class Bye(Request[Nothing], frozen=True):
-    """Leave as soon as no run is active."""
+    """Ask the agent to exit as soon as no run is active."""
 
     op = "bye"
 
 
 class Forget(Request[Nothing], frozen=True):
-    """Leave and remove HOME; WorkspaceBusy while a run is active or a job's command runs."""
+    """Ask the agent to exit and to remove its folder HOME; WorkspaceBusy while a run is active or a
+    job's command runs."""
 
     op = "forget"

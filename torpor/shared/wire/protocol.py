@@ -18,8 +18,8 @@ from torpor.shared.wire.request import Event, Request
 PROTOCOL: Final = 1
 MAX_LINE_BYTES: Final = 16 * MIB
 MAX_VALUES: Final = 1_000_000
-"""Values in one line of a machine: they take at most 0.3 GiB where the line has 16 MiB. The longest
-that an agent sends, four and a half hours of its sampler, has 250,000."""
+"""The most values in one line of a machine: they take at most 0.3 GiB of memory, where the line has
+16 MiB. The longest line that an agent sends, 4.5 hours of sampler figures, has 250,000 values."""
 MAX_ID_CHARS: Final = 200
 EVENTS_PER_S: Final = 4
 PING_S: Final = 15.0
@@ -48,7 +48,7 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 class Ping(msgspec.Struct, frozen=True):
-    """The control side is still there."""
+    """Tells the agent that the control side is still connected."""
 
 
 class Hello(msgspec.Struct, frozen=True):

@@ -10,14 +10,14 @@ from torpor.shared.errors import InvalidInput, MachineError
 from torpor.shared.values import Away, SnapshotId, WorkspaceName, learned
 
 MOST: Final = 1 << 53
-"""No count, size or offset of a machine is larger: a float still holds it exactly."""
+"""The highest count, size or offset that a machine may send: a float holds it exactly."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 Snapshot = Annotated[SnapshotId, msgspec.Meta(pattern=r"\A\d{8}T\d{6}Z-[0-9a-f]{8}\Z")]
-"""A snapshot that a machine names."""
+"""The name of a snapshot, sent by a machine."""
 Words = Annotated[str, msgspec.Meta(max_length=300_000)]
-"""Text that a machine sends for people: the longest path, each byte of it escaped."""
+"""Text for people, sent by a machine: long enough for the longest path with each byte escaped."""
 Names = Annotated[list[Words], msgspec.Meta(max_length=100)]
-"""The first names of many. An agent sends 21 at most."""
+"""The first names of many. An agent sends at most 21; 100 are accepted."""
 
 A = TypeVar("A")
 Q = TypeVar("Q", bound="Request[Any]")
@@ -61,9 +61,9 @@ class Nothing(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """How many plain bytes a request has moved so far. ``away``: it waits for its store.
-    ``pass_number``: of this request's passes over the workspace, from 1; ``total``: the bytes that
-    the pass stores, 0 while it only looks for them."""
+    """Progress of a request: how many plain bytes it has moved so far. ``away``: the request waits
+    for its store. ``pass_number``: the number of its pass over the workspace, from 1; ``total``:
+    the bytes that the pass stores, 0 while it only looks for them."""
 
     bytes: Count
     away: Away | None = None

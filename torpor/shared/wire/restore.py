@@ -142,8 +142,9 @@ class RestoredPart(msgspec.Struct, frozen=True):
 
 
 class FetchPart(OfRun[RestoredPart], frozen=True):
-    """Fetch, check and write these ``pieces`` of the packs, or without any what comes later: from
-    ``peer``, then from the store."""
+    """Fetch, check and write these ``pieces`` of the packs; without ``pieces``, everything of the
+    part that does not come first. Packs come from ``peer`` where one is given, and else from the
+    store."""
 
     op = "restore.part"
     packs: list[Grant]
@@ -162,9 +163,9 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class FinishRestore(OfRun[Finished], frozen=True):
-    """Set attributes, links and directories, once every part is there. InvalidInput names what a
-    program made under the names of files that have not got theirs; nothing is overwritten, and the
-    request may be sent again."""
+    """Set attributes, links and directories, once every part is there. InvalidInput names files
+    that a program made under names which the restore still has to give; nothing is overwritten, and
+    the request may be sent again."""
 
     op = "restore.finish"
 
@@ -208,8 +209,8 @@ class EndRestore(OfRun[Nothing], frozen=True):
 
 
 class NoteReady(Request[Nothing], frozen=True):
-    """The workspace's machine is ready: what was used by now comes first in the next restore. Holds
-    no workspace, and does nothing where no restore brought it."""
+    """Note that the workspace's machine is ready: files that were used by now come first in the
+    next restore. Holds no workspace, and does nothing where no restore brought the workspace."""
 
     op = "workspace.ready"
     workspace: WorkspaceName

@@ -61,7 +61,8 @@ class BeginSnapshot(BeginsRun[SnapshotBegun], frozen=True):
 
 
 class Vanished(msgspec.Struct, frozen=True):
-    """How many files, of what size, a snapshot before had below ``path`` that are gone now."""
+    """How many files of what total size an earlier snapshot had below ``path`` that are gone
+    now."""
 
     path: Words
     files: Count
@@ -133,7 +134,8 @@ class StorePasses(OfRun[PassesOutcome], frozen=True):
 
 
 IMAGE_FILES: Final = ("tree.json", "complete")
-"""Files of each frozen program: what must be as it was, and a mark that all is there."""
+"""Two files of each frozen program's images: one that must be unchanged, and one whose presence
+shows that the images are whole."""
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -144,8 +146,8 @@ class Program(msgspec.Struct, frozen=True):
 
 
 class Froze(msgspec.Struct, frozen=True):
-    """What became of a program: the ``bytes`` and seconds of its images, or ``why_not``: it runs
-    on then."""
+    """What happened to a program: the ``bytes`` of its images and the seconds they took, or
+    ``why_not``, and then it runs on."""
 
     job: str
     bytes: Count = 0

@@ -68,13 +68,13 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 class FinishSync(OfRun[Changed], frozen=True):
-    """Read every staged file back, then change the tree."""
+    """Read every staged file back from the disk, then change the tree."""
 
     op = "sync.finish"
 
 
 class CheckSync(OfRun[Checked], frozen=True):
-    """Compare what was changed with the snapshot; ``full``: every byte of every file."""
+    """Compare the files that were changed with the snapshot; ``full``: every byte of every file."""
 
     op = "sync.check"
     full: bool

@@ -28,9 +28,9 @@ from torpor.shared.values import learned
 URL: Final = "https://management.azure.com"
 LOGIN_URL: Final = "https://login.microsoftonline.com"
 _SCOPE: Final = "https://management.azure.com/.default"
-_LEAD_S: Final = 300.0  # a token that ends sooner is renewed
+_LEAD_S: Final = 300.0  # a token that ends within these seconds is renewed
 _MOST_PAGES: Final = 400
-_POLLS: Final = 30  # of an operation: most allocations that fail do so within a minute
+_POLLS: Final = 30  # looks at an operation: most allocations that fail do so within a minute
 _POLL_S: Final = 2.0
 NO_GROUP: Final = "ResourceGroupNotFound"
 _GONE: Final = frozenset({NO_GROUP, "ResourceNotFound", "NotFound"})
@@ -55,7 +55,7 @@ class Fault(NamedTuple):
 
     @property
     def is_quota(self) -> bool:
-        """``OperationNotAllowed`` is Azure's code for many things."""
+        """Whether the fault is a quota. ``OperationNotAllowed`` is Azure's code for many things."""
         words = self.message.lower()
         return self.code.endswith(("QuotaExceeded", "LimitReached")) or (
             self.code == "OperationNotAllowed" and "quota" in words
@@ -68,7 +68,7 @@ class _Error(msgspec.Struct):
 
 
 class _Operation(msgspec.Struct):
-    """What a request that changes something began."""
+    """The operation that a request has begun."""
 
     status: str
     error: _Error | None = None
@@ -141,7 +141,7 @@ class AzureLogin:
             try:
                 told = credential.get_token(_SCOPE)
             except azure.core.exceptions.ClientAuthenticationError as cause:
-                words = str(cause).splitlines()[0]  # the others name each kind of login
+                words = str(cause).splitlines()[0]  # the further lines name each kind of login
                 raise ProviderDenied(
                     f"this host has no login at Azure: {words} Run az login, or fill in the "
                     "application and its secret in the provider block"
@@ -186,7 +186,7 @@ class AzureClient(MarketClient):
         )
         self.subscription = subscription
         self._login, self._pause = login, sleep
-        self._began: dict[str, str] = {}  # the operation of the newest PUT, by its path
+        self._began: dict[str, str] = {}  # by path: the operation of the newest PUT
 
     def at(self, path: str, version: str, more: str = "") -> str:
         """A path of the subscription, with the version of the API."""
@@ -213,8 +213,8 @@ class AzureClient(MarketClient):
         return fault_of(answer) if isinstance(answer, Refusal) else self.settled(path)
 
     def settled(self, path: str) -> Fault | None:
-        """Why what the newest PUT of ``path`` began has failed; None where it has not, or still
-        goes on after a minute."""
+        """Why the operation of the newest PUT of ``path`` has failed; None where it has not failed,
+        or still goes on after a minute."""
         operation = self._began.get(path)
         for _ in range(_POLLS if operation else 0):
             seen = self.read(_Operation, below(str(operation)))
@@ -227,7 +227,7 @@ class AzureClient(MarketClient):
         return None
 
     def refused(self, refusal: Refusal, doing: str) -> ProviderError:
-        """The error for a refusal that no caller handles itself."""
+        """The error for a refusal that the caller does not handle itself."""
         fault = fault_of(refusal)
         if fault.code in DENIED or refusal.status == 401 or fault.code == "403":
             return self.denied(refusal, doing)
@@ -239,7 +239,7 @@ class AzureClient(MarketClient):
         return self.not_allowed(fault_of(refusal), doing)
 
     def not_allowed(self, fault: Fault, doing: str) -> ProviderDenied:
-        """Names who is not allowed, and what to do."""
+        """The error for a missing permission: who is not allowed, and what to do."""
         remedy = (
             f"Check the login in the provider block, that {self._login.account} has the role in "
             "docs/guide/markets/azure.md in the subscription, and that the subscription is enabled"
@@ -252,7 +252,8 @@ class AzureClient(MarketClient):
         login = {"Authorization": f"Bearer {self._login.token()}"}
         answer = super()._exchanged(method, path, headers=login, **sent)
         if method == "PUT":
-            # One of Azure's regions may not know yet what another one made (terraform #18268).
+            # One of Azure's regions may not know yet what was made in another one (terraform
+            # #18268).
             if answer.status_code == 404 and NO_GROUP in answer.text:
                 raise self._unavailable("does not know the group yet", f"PUT {path}")
             self._began[path] = answer.headers.get("Azure-AsyncOperation", "")
@@ -268,6 +269,7 @@ def fault_of(refusal: Refusal) -> Fault:
 
 
 def below(link: str) -> str:
-    """A link as a path of the address that is asked: the login goes nowhere else."""
+    """A link of Azure as a path of the address that is asked, so that the login goes nowhere
+    else."""
     parts = urlsplit(link)
     return f"{parts.path}?{parts.query}"

@@ -18,7 +18,7 @@ DEFAULT_IMAGE: Final = "microsoft-dsvm:ubuntu-hpc:2204:latest"
 IMAGE: Final = re.compile(r"([\w.-]{1,80}):([\w.-]{1,80}):([\w.-]{1,80}):([\w.-]{1,40})")
 _API: Final = "2024-07-01"
 _DEFAULT_GIB: Final = 64
-"""The size of an image that Azure does not state."""
+"""GiB of an image whose size Azure does not state."""
 
 
 class _Version(msgspec.Struct):
@@ -47,7 +47,8 @@ class _Shown(msgspec.Struct):
 
 
 class Image(msgspec.Struct, frozen=True):
-    """An image. ``gib``: the size of its disk. ``reference``: as a create names it."""
+    """An image. ``gib``: the size of its disk. ``reference``: its name in the request for a
+    machine."""
 
     reference: dict[str, str]
     gib: int

@@ -26,7 +26,7 @@ from torpor.shared.errors import (
     QuotaReached,
 )
 
-NAME: Final = "torpor"  # of everything in a group
+NAME: Final = "torpor"  # the name of every resource in a group
 PRICE_TAG: Final = "torpor-usd-h"  # Azure does not say what a machine costs
 SINCE_TAG: Final = "torpor-since"  # Unix time of the create
 _USER: Final = "torpor"  # Azure does not take root here; the start script lets root log in
@@ -42,7 +42,7 @@ ABANDONED: Final = "The attempt is abandoned; reconcile ends the machine if it a
 
 
 def group_name(order: Order) -> str:
-    """One for each attempt."""
+    """The name of a rental's resource group, different for each attempt."""
     return f"torpor-{order.token}"
 
 
@@ -67,7 +67,7 @@ def firewall_request(order: Order, ssh_from: str, ports: Sequence[int]) -> dict[
 
 
 def network_request(order: Order, group: str) -> dict[str, Any]:
-    """``group``: the id of the resource group."""
+    """The request for a rental's network. ``group``: the id of the resource group."""
     subnet = {
         "addressPrefix": "10.0.0.0/24",
         "networkSecurityGroup": {"id": f"{group}/{FIREWALL}"},
@@ -87,8 +87,8 @@ MACHINE: Final = f"providers/Microsoft.Compute/virtualMachines/{NAME}"
 
 
 def machine_request(order: Order, group: str, image: Image, beside_usd_h: float) -> dict[str, Any]:
-    """The machine. What it brings goes with it. Its disk has ``disk_gib`` beside what the image
-    takes. ``beside_usd_h``: what disk and address cost."""
+    """The request for the machine. Its disk, card and address are deleted with it. Its disk has
+    ``disk_gib`` beside what the image takes. ``beside_usd_h``: what disk and address cost."""
     size, region, spot = offer_parts(order.offer.id)
     key = {"path": f"/home/{_USER}/.ssh/authorized_keys", "keyData": order.public_key.strip()}
     address = {
@@ -138,9 +138,9 @@ def machine_request(order: Order, group: str, image: Image, beside_usd_h: float)
 def launch_refused(
     client: AzureClient, order: Order, fault: Fault, *, conflict: bool = False
 ) -> ProviderError:
-    """The error for a fault of one of these requests, or of what it began: Azure says the same in
-    either way, and only its code says what it concerns. ``conflict``: it may be that something else
-    of the same name is there."""
+    """The error for a fault of one of these requests, or of the operation that it began, which
+    Azure reports in the same words; only the code says what the fault concerns. ``conflict``:
+    something else may have the same name."""
     asked = f"Azure refused {order.offer.id}: {fault}"
     if fault.code in _NO_CAPACITY:
         return NoCapacity(asked)
@@ -161,8 +161,8 @@ def _region(order: Order) -> str:
 
 
 def _spot(order: Order, beside_usd_h: float) -> dict[str, Any]:
-    """A machine that Azure takes is deleted. Without a limit of the user, only capacity takes it,
-    and Azure limits its price to that on demand."""
+    """The spot options. Azure deletes a machine that it takes. Without a limit of the user, only
+    capacity makes Azure take it, and Azure limits its price to that on demand."""
     most_usd_h = -1.0
     if order.bid_usd_h is not None:
         most_usd_h = round(order.bid_usd_h - beside_usd_h, 5)

@@ -24,7 +24,7 @@ from torpor.shared.values import Want
 _SKUS: Final = "2021-07-01"
 _USAGES: Final = "2024-07-01"
 _GPUS: Final = "Standard_N"
-"""All sizes with GPUs begin so, also those of which Azure does not say that they have some."""
+"""How the names of all sizes with GPUs begin, also of sizes for which Azure states no GPU."""
 _SPOT_QUOTA: Final = "lowprioritycores"
 FAMILIES: Final = {
     "standardncasv3_t4family": GpuModel("T4", "", 16),
@@ -36,8 +36,9 @@ FAMILIES: Final = {
     "standardndsh100v5family": GpuModel("H100", "SXM", 80),
     "standardndisrh200v5family": GpuModel("H200", "SXM", 141),
 }
-"""The GPU by Azure's name of the family, in lower case and without blanks, which Azure writes in
-several ways. NVadsA10v5 is missing: parts of a GPU, for which the default image has no driver."""
+"""The GPU of each family, by Azure's name of the family in lower case and without blanks, because
+Azure writes it in several ways. NVadsA10v5 is missing: its sizes are parts of GPUs, for which the
+default image has no driver."""
 
 
 class _Capability(msgspec.Struct):
@@ -156,7 +157,8 @@ class AzureOffers:
         if spot and (sku.name, False) in prices:
             on_demand_usd_h = prices[sku.name, False] + beside_usd_h
         most_usd_h = on_demand_usd_h  # Azure never asks for more
-        if spot and want.max_price_usd_h is not None:  # then that is the limit of the request
+        # then the user's limit is the limit of the request
+        if spot and want.max_price_usd_h is not None:
             most_usd_h = min(most_usd_h or want.max_price_usd_h, want.max_price_usd_h)
         return Offer(
             id=name,
@@ -177,12 +179,12 @@ class AzureOffers:
         )
 
     def beside_usd_h(self, region: str, disk_gib: float) -> float:
-        """What disk and address cost."""
+        """What disk and address cost an hour."""
         return self._prices.disk_usd_h(region, disk_gib) + ADDRESS_USD_H
 
 
 def offer_parts(offer: str) -> tuple[str, str, bool]:
-    """The size, its region, and whether it is spot."""
+    """The size, the region, and whether the offer is spot."""
     size, _, rest = offer.partition("/")
     region, _, market = rest.partition("/")
     if not size or not region or market not in ("", "spot"):

@@ -19,24 +19,24 @@ from torpor.control.providers.market_client import TIMEOUT, MarketClient
 
 PRICES_URL: Final = "https://prices.azure.com"
 ADDRESS_USD_H: Final = 0.005
-"""A standard static IPv4 address, the same in every region."""
-MOST_DISK_GIB: Final = 4095.0  # of a disk with a system
+"""USD an hour of a standard static IPv4 address, the same in every region."""
+MOST_DISK_GIB: Final = 4095.0  # most GiB of a disk with a system
 _PATH: Final = "/api/retail/prices"
 _HOURS_A_MONTH: Final = 730
 _FRESH_S: Final = 6 * 3600.0
-_SIZES_AT_ONCE: Final = 15  # in one filter
+_SIZES_AT_ONCE: Final = 15  # sizes in one filter of a request
 _MOST_PAGES: Final = 40
 _DISKS: Final = "Premium SSD Managed Disks"
 _TIERS: Final = {4: 1, 8: 2, 16: 3, 32: 4, 64: 6, 128: 10, 256: 15, 512: 20, 1024: 30, 2048: 40,
                  4096: 50}  # fmt: skip
-"""A disk costs as much as the next larger tier: that of 128 GiB is P10."""
+"""Disk tiers by GiB. A disk costs as much as the next larger tier: that of 128 GiB is P10."""
 _OTHERS: Final = (" Win", "Cloud Services", "CloudServices")
-"""In names of products that are no plain Linux machine (SkyPilot's fetch_azure.py)."""
+"""Texts in names of products that are no plain Linux machine (SkyPilot's fetch_azure.py)."""
 _SPOT: Final = " Spot"
 _BATCH: Final = " Low Priority"
 
 Prices = dict[tuple[str, bool], float]
-"""By size, and whether it is spot."""
+"""Prices by size, and by whether it is spot."""
 
 
 class _Row(msgspec.Struct, rename="camel"):
@@ -88,7 +88,7 @@ class AzurePrices:
         return found
 
     def disk_usd_h(self, region: str, gib: float) -> float:
-        """What a premium SSD costs."""
+        """What a premium SSD costs an hour."""
         number = next((tier for most, tier in _TIERS.items() if gib <= most), 50)
         meter = f"P{number} LRS Disk"
         rows = self._rows(region, "Storage", f"productName eq '{_DISKS}'")

@@ -61,8 +61,8 @@ _NAME: Final = re.compile(r"torpor-[0-9a-f]{32}")
 _FORCED: Final = "&forceDeletionTypes=Microsoft.Compute/virtualMachines"
 _MACHINES: Final = "&$filter=resourceType%20eq%20'Microsoft.Compute/virtualMachines'"
 _POLL_S: Final = 2.0
-"""A look is three requests. Azure takes 25 reads a second of a subscription, after a first 250
-(Azure Resource Manager, request limits)."""
+"""Seconds between two looks, each of which is three requests. Azure takes 25 reads a second of a
+subscription, after a first 250 (Azure Resource Manager, request limits)."""
 _LEFT: Final[dict[str, Literal["disk", "address"]]] = {
     "microsoft.compute/disks": "disk",
     "microsoft.network/publicipaddresses": "address",
@@ -78,8 +78,8 @@ _STATES: Final = {
     "running": "running", "starting": "starting", "stopping": "stopping",
     "deallocating": "stopping", "stopped": "stopped", "deallocated": "stopped",
 }  # fmt: skip
-"""``stopped``: by its own system, and billed in full; ``deallocated``: by Azure, and only its disk
-and address are billed."""
+"""The states of a machine. ``stopped``: by its own system, and billed in full; ``deallocated``: by
+Azure, and only its disk and address are billed."""
 
 
 class _Provisioned(msgspec.Struct, rename="camel", frozen=True):
@@ -93,7 +93,7 @@ class _Group(msgspec.Struct):
 
     @property
     def texts(self) -> dict[str, str]:
-        """The tags. msgspec.ValidationError where they cannot be read."""
+        """The tags of a resource. msgspec.ValidationError where they cannot be read."""
         return msgspec.convert(self.tags or {}, dict[str, str])
 
 
@@ -151,7 +151,7 @@ class AzureProvider:
         ready_s=1200.0,
         poll_s=_POLL_S,
         stop_keeps="disk",
-        stopped_usd_gib_month=None,  # by size, and by region
+        stopped_usd_gib_month=None,  # the price depends on size and region
         min_disk_gib=0.0,
         billing_s=60.0,
         # ends_machines stays empty: Azure's schedules (DevTestLab, ComputeSchedule) stop a machine
@@ -193,7 +193,8 @@ class AzureProvider:
         )
 
     def check(self, image: str = "") -> Account:
-        """Azure has no request that only asks whether a create is allowed."""
+        """Asks for the subscription and the quotas: Azure has no request that only checks whether a
+        create is allowed."""
         found = self._client.read(_Subscription, self._client.at("", _SUBSCRIPTION))
         if found.state in ("Disabled", "Deleted", "Expired"):
             raise ProviderDenied(
@@ -228,7 +229,7 @@ class AzureProvider:
             raise self._given_up(order, name, fault_of(answer), conflict=answer.status == 409)
         try:
             found = self._client.settled(path)
-        except TorporError as cause:  # whatever it is: the request was sent
+        except TorporError as cause:  # whatever the error is, the request was sent
             raise CreateUncertain(
                 f"{self.identity} was asked to rent {name} and does not say how it went: {cause}. "
                 f"{ABANDONED}"
@@ -239,9 +240,9 @@ class AzureProvider:
         return Machine(MachineId(name), self.identity, order.label, "starting", None, price)
 
     def find(self, machine: MachineId) -> Machine | Absent:
-        """A proof is that neither the group itself nor the list of groups is there: one of Azure's
-        regions may not know yet what another one made (terraform-provider-azurerm #18268). Of a
-        group that is there, see ``AzureProvider``."""
+        """The proof of an end is that neither the group itself nor the list of groups shows it: one
+        of Azure's regions may not know yet what another one made (terraform-provider-azurerm
+        #18268). Of a group that is there, see ``AzureProvider``."""
         if not _NAME.fullmatch(machine):
             return Absent()
         path, doing = self._client.at(f"/resourceGroups/{machine}", _GROUPS), f"show {machine}"
@@ -301,10 +302,10 @@ class AzureProvider:
                 raise self._given_up(order, name, fault)
 
     def _delete_shell(self, name: str) -> None:
-        """Delete a group without a machine where nothing is in it but the network that torpor made:
-        Azure deletes a spot machine that it takes, and leaves that. A snapshot of the disk, say, is
-        its user's. What is there is asked once more, after a day in which nobody can still be
-        making it."""
+        """Delete a group without a machine if it holds nothing but the network that torpor made:
+        Azure deletes a spot machine that it takes, and leaves the network. A snapshot of the disk,
+        say, is its user's. What is there is asked once more, after a day in which nobody can still
+        be making it."""
         things = {(_kind(thing), thing.name) for thing in self._things(name)}
         path = self._client.at(f"/resourceGroups/{name}/{MACHINE}", _COMPUTE)
         bare = self._client.seek("GET", path, _Vm, f"show machine {name}") is None
@@ -314,8 +315,8 @@ class AzureProvider:
     def _given_up(
         self, order: Order, name: str, fault: Fault, *, conflict: bool = False
     ) -> ProviderError:
-        """The error for a rental that failed, whose group is deleted: a failed machine stays, with
-        its disk and address."""
+        """The error for a rental that failed; deletes its group, because a failed machine stays,
+        with its disk and address."""
         error = launch_refused(self._client, order, fault, conflict=conflict)
         if isinstance(error, CreateUncertain):
             return error
@@ -349,7 +350,7 @@ class AzureProvider:
         return f"/subscriptions/{self._client.subscription}/resourceGroups/{name}"
 
     def _seen(self, group: _Group) -> Machine | Absent:
-        """What a group that Azure shows is. Its machine ends before the group does."""
+        """What a group that Azure shows stands for. Its machine ends before the group does."""
         ends = group.properties.provisioning_state == "Deleting"
         path = f"/resourceGroups/{group.name}/{MACHINE}"
         path = self._client.at(path, _COMPUTE, "&$expand=instanceView")
@@ -358,10 +359,11 @@ class AzureProvider:
             return self._shown(group, answer.properties)
         if isinstance(answer, Refusal):
             if fault_of(answer).code == NO_GROUP:
-                return Absent()  # it went a moment ago
+                return Absent()  # the group was deleted a moment ago
             if not self._client.is_gone(answer):
                 raise self._client.refused(answer, f"show the machine of {group.name}")
-            shown = self._is_older(group, self.abilities.settling_s)  # if it were there
+            # the machine, if it existed, would be shown by now
+            shown = self._is_older(group, self.abilities.settling_s)
             if shown and _MACHINE not in map(_kind, self._things(group.name)):
                 return Absent(
                     f"Azure has no machine in resource group {group.name}, neither by its name nor "
@@ -411,7 +413,7 @@ class AzureProvider:
         return msgspec.convert(told, learned(Machine))
 
     def _delete(self, name: str) -> None:
-        """Begin to delete a group with all that is in it."""
+        """Begin to delete a group with everything in it."""
         path = self._client.at(f"/resourceGroups/{name}", _GROUPS, _FORCED)
         answer = self._client.ask("DELETE", path, Any)
         if isinstance(answer, Refusal) and fault_of(answer).code != NO_GROUP:
@@ -419,7 +421,7 @@ class AzureProvider:
 
 
 def _label(group: _Group) -> Label | None:
-    """None where the group cannot be ours by its name."""
+    """The label of a group; None where the group's name shows that it is not torpor's."""
     return label_among(group.texts) if not group.name or _NAME.fullmatch(group.name) else None
 
 

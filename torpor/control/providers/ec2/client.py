@@ -1,4 +1,4 @@
-"""Requests to AWS: one at a time, its retries, and what each failure means for a rental."""
+"""Requests to AWS: one at a time, their retries, and what each failure means for a rental."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from torpor.shared.values import learned
 
 TIMEOUT_S: Final = 30.0
 _CONNECT_S: Final = 10.0
-_TRIES: Final = 4  # of what is safe to repeat
+_TRIES: Final = 4  # tries of a request that is safe to repeat
 _FIRST_WAIT_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 30.0
 _MOST_PAGES: Final = 400
-_TOLD_CHARACTERS: Final = 400  # of an answer, in an error message
+_TOLD_CHARACTERS: Final = 400  # characters of an answer in an error message
 
 _PRICE_LIST_REGION: Final = "us-east-1"  # the price list of all regions is served there
 
@@ -74,7 +74,7 @@ _PageT = TypeVar("_PageT", bound=_Page)
 
 
 class AwsRefusal(msgspec.Struct, frozen=True):
-    """An answer of AWS that says no, and that a retry does not change."""
+    """An answer of AWS that refuses, and that a retry does not change."""
 
     code: str
     message: str
@@ -92,14 +92,14 @@ class _Caller(msgspec.Struct, rename={"account": "Account"}):
 
 
 class _NotAws(Exception):
-    """A refusal in plain text, or a page: of something between AWS and this host."""
+    """A refusal in plain text, or an HTML page, from something between AWS and this host."""
 
 
 class Ec2Client:
     """Asks AWS in one region for one account. Thread-safe. No key is in a message or a repr.
 
-    Before the first request it asks AWS whose login this is: with the login of another account,
-    every machine of ours would seem to be absent.
+    Before its first request it asks AWS to which account the login belongs: with another account's
+    login, every machine of ours would seem to be absent.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Ec2Client:
         self._confirmed = False
 
     def confirm(self) -> None:
-        """ProviderDenied if the login is not one of the account."""
+        """ProviderDenied if the login does not belong to the account."""
         if self._confirmed:
             return
         answer = self._tried(False, "sts", "get_caller_identity", _Caller, {})
@@ -143,7 +143,7 @@ class Ec2Client:
     def read(
         self, shape: type[_Shape], operation: str, *, service: str = "ec2", **asked: Any
     ) -> _Shape:
-        """A request that is safe to repeat. Any refusal is an error."""
+        """Send a request that is safe to repeat. Any refusal is an error."""
         answer = self.ask(shape, operation, service=service, **asked)
         return self._accepted(answer, operation.replace("_", " "))
 
@@ -162,13 +162,13 @@ class Ec2Client:
     def ask(
         self, shape: type[_Shape], operation: str, *, service: str = "ec2", **asked: Any
     ) -> _Shape | AwsRefusal:
-        """A request that is safe to repeat. ProviderUnavailable after some tries."""
+        """Send a request that is safe to repeat. ProviderUnavailable after some tries."""
         self.confirm()
         return self._tried(False, service, operation, shape, asked)
 
     def rent(self, shape: type[_Shape], **asked: Any) -> _Shape | AwsRefusal:
-        """RunInstances, carried out once at most. CreateUncertain when nobody knows whether it was;
-        ProviderUnavailable when it certainly was not."""
+        """Send RunInstances, which is carried out once at most. CreateUncertain when nobody knows
+        whether it was; ProviderUnavailable when it certainly was not."""
         self.confirm()
         return self._tried(True, "ec2", "run_instances", shape, asked)
 
@@ -225,7 +225,7 @@ class Ec2Client:
         except (_NotAws, BotoCoreError) as cause:
             raise self._unanswered(once, f"{type(cause).__name__} {cause}", operation) from cause
         except (ResponseParserError, AttributeError, KeyError, TypeError, ValueError) as cause:
-            # botocore's parsers raise Python's own errors for some answers of another shape.
+            # botocore's parsers raise Python's own errors for some malformed answers.
             told = f"{type(cause).__name__} {cause}"
             raise self._shapeless(once, told, operation) from cause
         try:
@@ -274,8 +274,8 @@ class Ec2Client:
 
 
 def _stop_strangers(response_dict: dict[str, Any], **_: object) -> None:
-    """botocore's parsers take it for a damaged answer, and a page for an empty one, whatever its
-    status says."""
+    """Raise for an answer that is not from AWS. botocore's parsers take it for a damaged answer,
+    and an HTML page for an empty one, whatever its status."""
     status, body = response_dict["status_code"], response_dict["body"].lstrip()
     is_page = body[:14].lower().startswith((b"<html", b"<!doctype html"))
     if is_page or (status >= 300 and not body.startswith((b"<", b"{"))):

@@ -23,7 +23,7 @@ from torpor.shared.errors import (
 from torpor.shared.values import Label, WorkspaceName
 
 PRICE_TAG: Final = "torpor-usd-h"  # EC2 does not say what a machine costs
-_PROBED: Final = "g4dn.xlarge"  # the type of the request that only checks permissions
+_PROBED: Final = "g4dn.xlarge"  # the instance type of the request that only checks permissions
 _PROBE: Final = Label("torpor", WorkspaceName("probe"), "0" * 16)
 
 _NO_CAPACITY: Final = frozenset(
@@ -37,10 +37,11 @@ _QUOTA: Final = frozenset(
 )  # fmt: skip
 
 _NO_SPOT_ROLE: Final = "AuthFailure.ServiceLinkedRoleCreationNotPermitted"
-"""AWS makes the role with the first spot request of a login that may do so; ours may not."""
+"""The error of a login that may not make the role for spot requests. AWS makes the role with the
+first spot request of a login that may do so."""
 
 PROBE_ALLOWED: Final = _NO_CAPACITY | _QUOTA | {"DryRunOperation"}
-"""Answers to a probe that say nothing against the account: AWS checks permissions first, and the
+"""Answers to a probe that do not speak against the account: AWS checks permissions first, and the
 probe's zone may lack its type (awslabs/engineering-development-hub #77)."""
 
 
@@ -75,8 +76,8 @@ def launch_request(setup: Ec2Setup, prices: Ec2Prices, order: Order) -> dict[str
 
 
 def probe_request(setup: Ec2Setup, image: Image) -> dict[str, Any]:
-    """A request with ``DryRun``, which rents nothing. It has a label: a policy may allow no machine
-    without one."""
+    """A request with ``DryRun``, which rents nothing. It has a label, because a policy may forbid
+    machines without one."""
     network, label = setup.network(), label_tags(_PROBE)
     tags = dict.fromkeys(("instance", "volume", "network-interface"), label)
     zone = next(iter(network.subnets))
@@ -107,7 +108,8 @@ def launch_refused(order: Order, refusal: AwsRefusal) -> ProviderError:
 def _placed(
     setup: Ec2Setup, kind: str, image: Image, network: Network, zone: str, disk_gib: float
 ) -> dict[str, Any]:
-    """One machine. Its disk has ``disk_gib`` beside what the image takes."""
+    """The part of a request that describes one machine. Its disk has ``disk_gib`` beside what the
+    image takes."""
     disk = {
         "VolumeSize": image.gib + math.ceil(disk_gib),
         "VolumeType": "gp3",

@@ -18,17 +18,17 @@ from torpor.shared.errors import CreateFailed
 from torpor.shared.values import Want
 
 _WITH_GPU: Final = ("g*", "p*")
-_VALUES: Final = 200  # in one filter
+_VALUES: Final = 200  # values in one filter of a request
 _MOST_DISK_GIB: Final = 16384.0
 _ARCHITECTURES: Final = {"x86_64": "x86_64", "arm64": "aarch64"}
 _NAMES: Final = {"RTX PRO Server 6000": "RTX PRO 6000 Server"}
 _BY_FAMILY: Final = {"p5e": "H200", "p5en": "H200"}
-"""GPUs that AWS has called only "NVIDIA" (skypilot-org/skypilot #4652 and #8465; moto's list of
-2026 says H200)."""
+"""GPUs that AWS has only called "NVIDIA", by family (skypilot-org/skypilot #4652 and #8465; moto's
+list of 2026 says H200)."""
 _SXM: Final = frozenset({"A100", "H100", "H200", "B200", "B300"})
-"""EC2 has no other form of these, and does not say so."""
+"""GPUs that EC2 has only in the SXM form, which EC2 does not say."""
 _TOO_OLD: Final = frozenset({"K80", "M60", "V100"})
-"""NVIDIA's open driver, which is in AWS's image, does not support these."""
+"""GPUs that NVIDIA's open driver, which is in AWS's image, does not support."""
 
 
 class _GpuItem(msgspec.Struct, rename="pascal"):
@@ -89,7 +89,7 @@ class _Offerings(msgspec.Struct, rename="pascal"):
 
 
 class _Ware(msgspec.Struct):
-    """One instance type that a machine of ours can be."""
+    """One instance type that a machine of torpor's can have."""
 
     type: _Type
     gpu: GpuModel | None
@@ -180,7 +180,7 @@ class Ec2Offers:
     def _offer(
         self, want: Want, ware: _Ware, zone: str, usd_h: float, most_usd_h: float | None = None
     ) -> Offer:
-        """``most_usd_h``: of spot, the price on demand, which AWS never exceeds."""
+        """One offer. ``most_usd_h``: for spot, the price on demand, which AWS never exceeds."""
         kind, image, spot = ware.type, ware.image, most_usd_h is not None
         name = f"{kind.instance_type}/{zone}" + ("/spot" if spot else "")
         default = self._setup.is_default(want.image)
@@ -190,7 +190,8 @@ class Ec2Offers:
         if most_usd_h is not None:
             most_usd_h += beside_usd_h
             on_demand_usd_h = most_usd_h
-            if want.max_price_usd_h is not None:  # then that is the limit of the request
+            # then the user's limit is the limit of the request
+            if want.max_price_usd_h is not None:
                 most_usd_h = min(most_usd_h, want.max_price_usd_h)
         peaks = [card.peak_bandwidth_in_gbps or 0.0 for card in kind.network_info.network_cards]
         return Offer(
@@ -225,8 +226,9 @@ def offer_parts(offer: str) -> tuple[str, str, bool]:
 
 
 def _gpu(kind: str, item: _GpuItem) -> GpuModel | None:
-    """The GPUs of an instance type; None for a part of a GPU, and for one that is not NVIDIA's."""
-    # Of g6f and gr6f, AWS has counted 1 (SkyPilot's fetch_aws.py) and 0 (moto's list of 2026).
+    """The GPUs of an instance type; None for a part of a GPU, and for GPUs that are not
+    NVIDIA's."""
+    # For g6f and gr6f, AWS has stated 1 GPU (SkyPilot's fetch_aws.py) and 0 (moto's list of 2026).
     if item.manufacturer != "NVIDIA" or item.count < 1 or item.gpu_partition_size < 1:
         return None
     vram_gib = item.memory_info.get("SizeInMiB", 0) / 1024

@@ -16,7 +16,7 @@ from torpor.control.providers.rows import offer_rows, unread_offer
 from torpor.shared.values import learned
 
 ADDRESS_USD_H: Final = 0.005
-"""A public IPv4 address, the same in every region."""
+"""USD an hour of a public IPv4 address, the same in every region."""
 _HOURS_A_MONTH: Final = 730
 _FRESH_S: Final = 6 * 3600.0  # AWS changes its price list some times a week
 _TYPES_AT_ONCE: Final = 100
@@ -76,8 +76,8 @@ class Ec2Prices:
         self._known: dict[str, tuple[float, _Prices]] = {}
 
     def on_demand(self, types: Sequence[str]) -> _Prices:
-        """The price on demand by instance type: of ``types``, or, where that is empty, of all that
-        have a GPU. And an offer for each price that cannot be read."""
+        """The price on demand of each instance type: of ``types``, or, if that is empty, of all
+        that have a GPU. Also an offer for each price that cannot be read."""
         if not types:
             return self._listed("instanceFamily", "GPU instance", **_LINUX)
         found = [self._listed("instanceType", name, **_LINUX) for name in types]
@@ -85,7 +85,8 @@ class Ec2Prices:
         return prices, [offer for _, unread in found for offer in unread]
 
     def spot(self, types: Iterable[str]) -> tuple[dict[tuple[str, str], float], list[Offer]]:
-        """The spot price by instance type and zone, and an offer for each that cannot be read."""
+        """The spot price of each instance type and zone, and an offer for each that cannot be
+        read."""
         newest: dict[tuple[str, str], _Spot] = {}
         rows, unread = self._history(sorted(types), self._clock())
         for row in rows:
@@ -96,9 +97,9 @@ class Ec2Prices:
 
     def rise(self, kind: str, zone: str, begin_unix: float, end_unix: float) -> float:
         """How much higher the mean spot price of that time was than the one at its begin."""
-        held: dict[float, float] = {}  # each price by the time since which it holds
+        held: dict[float, float] = {}  # each price by the time from which it holds
         found, unread = self._history([kind], begin_unix)
-        if unread:  # it may be of this zone and time
+        if unread:  # the unread price may be of this zone and time
             raise self._client.unexpected(unread[0].unread, "price history")
         rows = [row for row in found if row.availability_zone == zone]
         for row in sorted(rows, key=lambda row: row.timestamp):
@@ -115,7 +116,7 @@ class Ec2Prices:
         return sum(rises) / max(end_unix - begin_unix, 1.0)
 
     def _history(self, types: Sequence[str], since_unix: float) -> tuple[list[_Spot], list[Offer]]:
-        """The spot prices since then, and those that held at that time: AWS shows them."""
+        """The spot prices since then, and those that held at that time, which AWS shows, too."""
         return offer_rows(self._client.identity, _Spot, self._spot_rows(types, since_unix))
 
     def _spot_rows(self, types: Sequence[str], since_unix: float) -> Iterator[object]:
@@ -137,7 +138,7 @@ class Ec2Prices:
         return gib * max(months.values()) / _HOURS_A_MONTH
 
     def _listed(self, field: str, value: str, **more: str) -> _Prices:
-        """The price by instance type or volume type; the higher one where two are listed."""
+        """The price of each instance type or volume type; the higher one where two are listed."""
         with self._lock:
             if value in self._known and self._clock() - self._known[value][0] < _FRESH_S:
                 return self._known[value][1]
@@ -165,7 +166,7 @@ class Ec2Prices:
 
 
 def _price(text: str) -> tuple[str, float]:
-    """The name of a product, and what it costs; DecodeError or ValueError where that is odd."""
+    """The name of a product, and its price; DecodeError or ValueError where either is malformed."""
     listed = msgspec.json.decode(text, type=learned(_Listed))
     terms = listed.terms.on_demand.values()
     dimensions = [d for term in terms for d in term.price_dimensions.values()]

@@ -42,12 +42,12 @@ _STATES: Final = {"": "starting", "pending": "starting", "running": "running", "
 _SHOWN: Final = ("pending", "running", "shutting-down", "stopping", "stopped")
 _MOST_TOKENS: Final = 100
 _POLL_S: Final = 1.0
-"""AWS takes what changes nothing 100 times at once and then 20 times a second, each operation for
-itself, and rents 1,000 machines at once and then 2 a second, in each region of an account (EC2
-developer guide, Request throttling)."""
+"""Seconds between two looks. AWS takes read requests 100 times at once and then 20 times a second,
+for each operation, and rents 1,000 machines at once and then 2 a second, in each region of an
+account (EC2 developer guide, Request throttling)."""
 
 _QUOTAS: Final = ("L-DB2E81BA", "L-417A185B", "L-3819A6DF", "L-7212CCBC")
-"""vCPUs of G and of P machines, on demand and spot. They are 0 in a new account."""
+"""The quotas of vCPUs of G and of P machines, on demand and spot. They are 0 in a new account."""
 
 
 class _Tag(msgspec.Struct, rename="pascal"):
@@ -120,8 +120,8 @@ class _Quota(msgspec.Struct, rename="pascal"):
 class Ec2Provider:
     """See ``providers.provider.Provider`` for the contract.
 
-    It makes no network or address: a machine's public address goes with it. It makes a security
-    group only with ``ssh_from``, see ``Ec2Setup``.
+    It makes no network, and no address: a machine's public address is released with it. It makes a
+    security group only with ``ssh_from``; see ``Ec2Setup``.
     """
 
     abilities: Abilities = Abilities(

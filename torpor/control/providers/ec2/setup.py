@@ -23,7 +23,7 @@ _DLAMI: Final = {
     "arm64": "Deep Learning ARM64 Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) ????????",
 }
 """AWS's own images with NVIDIA's driver, CUDA, Python 3.10 and sshd."""
-DLAMI_CUDA: Final = (13, 0)  # what the driver in those of 2026 supports
+DLAMI_CUDA: Final = (13, 0)  # the CUDA version that the driver in those of 2026 supports
 _AMI: Final = re.compile(r"ami-[0-9a-f]{8,17}")
 _SSH: Final = 22
 _ARCHITECTURES: Final = {"x86_64": "x86_64", "arm64": "aarch64"}
@@ -115,7 +115,7 @@ class _Tables(msgspec.Struct, rename="pascal"):
 
 
 class Image(msgspec.Struct, frozen=True):
-    """An AMI. ``gib``: the size of its root disk."""
+    """An AMI (image of a machine). ``gib``: the size of its root disk."""
 
     id: str
     architecture: str  # as ``uname -m`` says it
@@ -195,13 +195,13 @@ class Ec2Setup:
         return found if architecture in ("", found.architecture) else None
 
     def network(self) -> Network:
-        """What is there; changes nothing. ProviderDenied says what is missing and how to make it.
-        The group is empty where ``opened_network`` would make it."""
+        """The network that exists; changes nothing. ProviderDenied says what is missing and how to
+        make it. The group is empty where ``opened_network`` would make it."""
         subnets = self._found_subnets()
         return _network(subnets, self._found_group(subnets[0].vpc_id))
 
     def opened_network(self) -> Network:
-        """The same, with the group and the open ports that ``ssh_from`` asks for."""
+        """The network, after making the group and opening the ports that ``ssh_from`` asks for."""
         subnets = self._found_subnets()
         group = self._found_group(subnets[0].vpc_id) or self._made_group(subnets[0].vpc_id)
         self._open(group)
@@ -268,7 +268,8 @@ class Ec2Setup:
         return answer.subnets
 
     def _found_group(self, vpc: str) -> _Group | None:
-        """None where there is none, and ``ssh_from`` says that it is to be made."""
+        """The security group; None where there is none, and ``ssh_from`` says that it is to be
+        made."""
         asked: dict[str, Any] = (
             {"GroupIds": [self._group]}
             if self._group

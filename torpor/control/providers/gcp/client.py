@@ -28,11 +28,11 @@ URL: Final = "https://compute.googleapis.com"
 _API: Final = "/compute/v1/projects"
 _SCOPE: Final = "https://www.googleapis.com/auth/compute"
 _MOST_PAGES: Final = 400
-_POLLS: Final = 30  # of an operation: a create that GCP refuses says so within a minute
+_POLLS: Final = 30  # looks at an operation: a create that GCP refuses says so within a minute
 _POLL_S: Final = 2.0
 _EMPTY: Final = "NO_RESULTS_ON_PAGE"
 _THROTTLED: Final = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
-"""Google says it with 403, too."""
+"""Reasons by which Google says that there were too many requests, also with status 403."""
 _PERMISSION: Final = re.compile(r"'([a-z]+\.[\w.]+)' permission")
 
 _Shape = TypeVar("_Shape")
@@ -57,7 +57,7 @@ class _OperationFaults(msgspec.Struct):
 
 
 class Operation(msgspec.Struct, rename="camel"):
-    """What a request that changes something began."""
+    """The operation that a request has begun."""
 
     kind: Literal["compute#operation"]
     name: str
@@ -68,7 +68,7 @@ class Operation(msgspec.Struct, rename="camel"):
 
     @property
     def fault(self) -> Fault | None:
-        """Why it failed; None while it runs and when it has not failed."""
+        """Why the operation failed; None while it runs and when it has not failed."""
         if self.error is None or not self.error.errors:
             return None
         first = self.error.errors[0]
@@ -108,7 +108,7 @@ class GoogleLogin:
                 told, scopes=[_SCOPE]
             )
         except (msgspec.DecodeError, ValueError) as cause:
-            fault = type(cause).__name__  # its words may hold a part of the key
+            fault = type(cause).__name__  # the error's text may hold a part of the key
             raise InvalidInput(
                 f"this is not the JSON key of a Google service account ({fault}): paste the whole "
                 "file that Google gave you"
@@ -206,7 +206,7 @@ class GcpClient(MarketClient):
         return operation
 
     def refused(self, refusal: Refusal, doing: str) -> ProviderError:
-        """The error for a refusal that no caller handles itself."""
+        """The error for a refusal that the caller does not handle itself."""
         fault = fault_of(refusal)
         if refusal.status == 401 or (refusal.status == 403 and not _is_quota(fault)):
             return self.denied(refusal, doing)
@@ -220,7 +220,7 @@ class GcpClient(MarketClient):
         return self.unexpected(refusal, doing)
 
     def denied(self, refusal: Refusal, doing: str) -> ProviderDenied:
-        """Names the permission that is missing."""
+        """The error for a missing permission, which it names."""
         return denied(self.identity, self._login.account, fault_of(refusal), doing)
 
     @property
@@ -259,7 +259,7 @@ class GcpClient(MarketClient):
 
 
 def of_project(project: str, path: str) -> str:
-    """A path in another project, such as that of an image."""
+    """A path in another project, such as the path of an image."""
     return f"{_API}/{project}{path}"
 
 

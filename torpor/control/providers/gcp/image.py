@@ -17,7 +17,7 @@ DEFAULT_IMAGE: Final = (
     "common-cu129-ubuntu-2204-nvidia-580"
 )
 """Google's own image with NVIDIA's driver, CUDA and Python 3.10."""
-DEFAULT_CUDA: Final = (13, 0)  # what its driver supports
+DEFAULT_CUDA: Final = (13, 0)  # the CUDA version that its driver supports
 IMAGE: Final = re.compile(
     r"projects/([a-z0-9.:-]{1,63})(/global/images/(?:family/)?[a-z0-9-]{1,63})"
 )
@@ -44,7 +44,7 @@ class _Region(msgspec.Struct):
 
 
 class Image(msgspec.Struct, frozen=True):
-    """An image. ``gib``: the size of its disk. ``path``: as a create names it."""
+    """An image. ``gib``: the size of its disk. ``path``: its name in the request for a machine."""
 
     path: str
     gib: int

@@ -22,14 +22,15 @@ from torpor.shared.errors import (
 
 PRICE_KEY: Final = "torpor-usd-h"  # GCP does not say what a machine costs
 _HYPERDISK: Final = ("a3-ultragpu", "a4", "c4", "g4", "h3", "h4d", "m4", "n4", "x4")
-"""The machine types that take no persistent disk (dstack's gcp/resources.py for most of them;
+"""Machine types that take no persistent disk (dstack's gcp/resources.py for most of them;
 nextflow-io/nextflow #6614 for c4a, c4d, n4a and n4d)."""
 _MOVES: Final = "e2-"
-"""On demand, these refuse ``TERMINATE`` (skypilot-org/skypilot #1006, #1462). None has a GPU."""
+"""Machine types that refuse ``TERMINATE`` on demand (skypilot-org/skypilot #1006, #1462). None of
+them has a GPU."""
 _EXHAUSTED: Final = ("RESOURCE_POOL_EXHAUSTED", "STOCKOUT", "UNSUPPORTED_OPERATION",
                      "insufficientCapacity")  # fmt: skip
-"""In codes that mean a full zone, or a spot machine that was taken while it was made (SkyPilot's
-cloud_vm_ray_backend.py, for the last two)."""
+"""Parts of codes that mean a full zone, or a spot machine that was taken while it was made
+(SkyPilot's cloud_vm_ray_backend.py, for the last two)."""
 _QUOTA: Final = frozenset({"quotaExceeded", "QUOTA_EXCEEDED", "limitExceeded", "LIMIT_EXCEEDED"})
 _NOT_ALLOWED: Final = frozenset(
     {"PERMISSIONS_ERROR", "FORBIDDEN", "ACCESS_NOT_CONFIGURED", "BILLING_NOT_ENABLED"}
@@ -95,7 +96,8 @@ def instance_name(order: Order) -> str:
 
 
 def launch_refused(client: GcpClient, order: Order, fault: Fault, status: int = 0) -> ProviderError:
-    """``status``: of the answer; 0 where the operation failed later."""
+    """The error for a refused launch. ``status``: of the answer; 0 where the operation failed
+    later."""
     asked = f"GCP refused {order.offer.id}: {fault}"
     if _is_exhausted(fault):
         return NoCapacity(asked)
@@ -126,7 +128,7 @@ def _is_exhausted(fault: Fault) -> bool:
 def _disk(
     image: Image, order: Order, kind: str, zone: str, labels: dict[str, str]
 ) -> dict[str, Any]:
-    """The boot disk: ``disk_gib`` beside what the image takes. It goes with the machine."""
+    """The boot disk: ``disk_gib`` beside what the image takes. It is deleted with the machine."""
     family = "hyperdisk-balanced" if kind.startswith(_HYPERDISK) else "pd-balanced"
     return {
         "boot": True,
@@ -141,8 +143,8 @@ def _disk(
 
 
 def _scheduling(kind: str, spot: bool) -> dict[str, Any]:
-    """A machine with a GPU cannot move to another host. A spot machine that Google takes is
-    stopped and not deleted: what was not saved yet is on its disk."""
+    """The scheduling options. A machine with a GPU cannot move to another host. A spot machine that
+    Google takes is stopped and not deleted, because its disk holds what was not saved yet."""
     if not spot:
         return {
             "provisioningModel": "STANDARD",
@@ -158,7 +160,7 @@ def _scheduling(kind: str, spot: bool) -> dict[str, Any]:
 
 
 def _lifetime(seconds: float | None) -> dict[str, Any]:
-    """A machine whose run time Google limits is not started again."""
+    """The limit of the run time. A machine whose run time Google limits is not started again."""
     if seconds is None:
         return {}
     return {

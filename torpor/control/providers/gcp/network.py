@@ -51,8 +51,8 @@ class GcpNetwork:
 
     def check(self) -> list[str]:
         """ProviderDenied unless SSH reaches a machine there, or ``open`` sees to it. Changes
-        nothing. Returns what the first rental changes, and which rules of ours the block does not
-        ask for."""
+        nothing. Returns what the first rental will change, and which rules of torpor's the block
+        does not ask for."""
         rules = self._rules()
         if not self._ssh_from:
             if not _opened(_SSH, [rule for rule in rules if rule.source_ranges]):

@@ -22,7 +22,8 @@ from torpor.shared.errors import CreateFailed, InvalidInput
 from torpor.shared.values import Want
 
 ADDRESS_USD_H: Final = 0.005
-"""A public IPv4 address in use, the same in every region. A spot machine's costs half of it."""
+"""USD an hour of a public IPv4 address in use, the same in every region. A spot machine's address
+costs half of it."""
 _HOURS_A_MONTH: Final = 730
 _MOST_DISK_GIB: Final = 65536.0
 _ARCHITECTURES: Final = {"X86_64": "x86_64", "ARM64": "aarch64"}
@@ -33,7 +34,7 @@ _FORMS: Final = {"RTX PRO 6000": "Server", "V100": "SXM", "A100": "SXM", "H100":
                  "H200": "SXM", "B200": "SXM"}  # fmt: skip
 """The only forms of these GPUs at GCP, which does not state them."""
 _TOO_OLD: Final = frozenset({"P4", "P100", "V100"})
-"""CUDA 13 does not support these, and the driver in the default image brings it."""
+"""GPUs that CUDA 13, which the default image's driver brings, does not support."""
 _WARE: Final = re.compile(
     r"(?P<type>[a-z][a-z0-9-]{1,62})(?:\+(?P<gpu>[a-z][a-z0-9-]{1,62})x(?P<count>[1-9]\d?))?"
     r"(?:/(?P<where>[a-z][a-z0-9]*-[a-z0-9-]{1,60}))?(?P<spot>/spot)?"
@@ -54,7 +55,7 @@ class Ware(NamedTuple):
 
 
 class Priced(NamedTuple):
-    """What a price is for. ``where`` is a zone, a region, or empty for all."""
+    """What a price is for. ``where`` is a zone, a region, or empty for all zones."""
 
     ware: Ware
     where: str
@@ -62,7 +63,8 @@ class Priced(NamedTuple):
 
 
 def priced(text: str) -> Priced:
-    """``TYPE``, ``TYPE+ACCELERATORxCOUNT``, then ``/ZONE`` or ``/REGION``, then ``/spot``."""
+    """Read the name of a price: ``TYPE`` or ``TYPE+ACCELERATORxCOUNT``, then ``/ZONE`` or
+    ``/REGION``, then ``/spot``."""
     found = _WARE.fullmatch(text.strip())
     if found is None:
         raise InvalidInput(
@@ -163,7 +165,7 @@ class GcpOffers:
         return offer_rows(self._client.identity, shape, (row for _, row in rows))
 
     def _price(self, ware: Ware, region: str, zone: str, spot: bool) -> float | None:
-        """The narrowest price that the block states."""
+        """The price of the narrowest place that the block states."""
         for where in (zone, region, ""):
             if (usd_h := self._prices.get(Priced(ware, where, spot))) is not None:
                 return usd_h
@@ -206,7 +208,7 @@ class GcpOffers:
 
 
 def offer_parts(offer: str) -> tuple[Ware, str, bool]:
-    """The ware, its zone, and whether it is spot."""
+    """The ware, the zone, and whether the offer is spot."""
     try:
         found = priced(offer)
     except InvalidInput:

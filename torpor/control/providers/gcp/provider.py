@@ -53,11 +53,11 @@ from torpor.shared.wire.job import SPOT_NOTICE_S, NoticeSource
 METADATA_URL: Final = "http://metadata.google.internal"
 _SSH_PORT: Final = 22
 _ID: Final = re.compile(r"([a-z][a-z0-9-]{0,62})\.([a-z][a-z0-9-]{1,62})")
-_FRESH: Final = 0.75  # a deadline with more of its time left than this is not renewed yet
+_FRESH: Final = 0.75  # a deadline with more than this share of its time left is not renewed yet
 _ABANDONED: Final = "The attempt is abandoned; reconcile ends the machine if it appears"
 _POLL_S: Final = 1.0
-"""Google takes 1,500 reads, and as many lists, in a minute of a project (Compute Engine rate
-quotas)."""
+"""Seconds between two looks. Google takes 1,500 reads, and as many lists, in a minute of a project
+(Compute Engine rate quotas)."""
 _RENTAL_LABEL: Final = "torpor-rental"
 _STATES: Final = {
     "": "starting", "PENDING": "starting", "PROVISIONING": "starting", "STAGING": "starting",
@@ -102,7 +102,7 @@ class _Instance(msgspec.Struct, rename="camel"):
 
 
 class _Left(msgspec.Struct, rename="camel"):
-    """A disk or an address. ``users``: the machines that it belongs to."""
+    """A disk or an address that was left. ``users``: the machines to which it belongs."""
 
     name: str
     labels: dict[str, str] = {}
@@ -128,7 +128,7 @@ class GcpProvider:
         host_key="installed",
         idempotency="name",
         settling_s=300.0,
-        forgets_s=14 * 86_400.0,  # it keeps the operations so long at least
+        forgets_s=14 * 86_400.0,  # it keeps operations at least this long
         ready_s=900.0,
         poll_s=_POLL_S,
         ends_machines="the market",
@@ -185,7 +185,8 @@ class GcpProvider:
         )
 
     def check(self, image: str = "") -> Account:
-        """Google has no request that only asks whether a create is allowed."""
+        """Asks for the project and its quotas: Google has no request that only checks whether a
+        create is allowed."""
         found = self._client.read(_Project, "")
         self._images.image(image)
         opens = self._network.check()
@@ -234,7 +235,7 @@ class GcpProvider:
             if fault is None:
                 return Machine(name, self.identity, order.label, "starting", None, price)
             live = self.find(name)
-        except TorporError as cause:  # whatever it is: the request was sent
+        except TorporError as cause:  # whatever the error is, the request was sent
             raise CreateUncertain(
                 f"{self.identity} was asked to rent {name} and does not say how it went: {cause}. "
                 f"{_ABANDONED}"
@@ -308,7 +309,7 @@ class GcpProvider:
         if length_s is None or DEADLINE_KEY not in items:
             return
         left_s = _number(items[DEADLINE_KEY]) - self._clock()
-        if length_s * _FRESH < left_s <= length_s:  # more is of a clock that was wrong
+        if length_s * _FRESH < left_s <= length_s:  # more than that comes of a clock that was wrong
             return
         items[DEADLINE_KEY] = self._deadline(length_s)
         # Google refuses a fingerprint that is not the newest, so nobody else's change is lost.
@@ -330,7 +331,8 @@ class GcpProvider:
             raise NotOurs(f"machine {machine.id} is not of {machine.label}: it was not started")
         if _STATES.get(row.status) != "stopped":
             return
-        word = "resume" if row.status == "SUSPENDED" else "start"  # which Google refuses of it
+        # Google refuses "start" of a suspended machine
+        word = "resume" if row.status == "SUSPENDED" else "start"
         answer = self._client.ask("POST", f"{path}/{word}?requestId={uuid.uuid4()}", Operation)
         if isinstance(answer, Refusal):
             raise self._client.refused(answer, doing)
@@ -417,7 +419,7 @@ class GcpProvider:
                 self._delete(path, f"delete {residue.kind} {residue.id}")
 
     def _delete(self, path: str, doing: str) -> None:
-        """Begin to delete. ``find`` and ``residue`` show whether it is done."""
+        """Begin to delete a resource. ``find`` and ``residue`` show whether it is done."""
         answer = self._client.ask("DELETE", f"{path}?requestId={uuid.uuid4()}", Operation)
         if isinstance(answer, Refusal) and answer.status != 404:
             raise self._client.refused(answer, doing)
@@ -433,7 +435,7 @@ def _counts(row: Operation) -> bool:
 
 
 def _when(text: str) -> float:
-    """0 for a time that Google did not state."""
+    """The Unix time of a text; 0 for a time that Google did not state."""
     return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 

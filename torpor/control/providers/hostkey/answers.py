@@ -16,8 +16,8 @@ _DEPLOYED: Final = re.compile(r"deploy_done|autodeploy completed")
 _FAILED: Final = re.compile(
     r"\b(?:cancell?ed|cancel_request|aborted|rejected|failure|failed|error)\b|'status': 'cancel'"
 )
-"""In what is told of an order that will have no server: as HOSTKEY's own client reads it (its
-Terraform provider 0.1.9, invapi/callback.go)."""
+"""Text about an order that will have no server, as HOSTKEY's own client reads it (its Terraform
+provider 0.1.9, invapi/callback.go)."""
 _SERVER_KEYS: Final = frozenset({"server_id", "eq_id", "id_server"})
 
 
@@ -27,8 +27,8 @@ def status_of(answer: Body) -> str:
 
 
 def label_of(answer: Body) -> Label | None:
-    """In the host name, which stands at any depth of server_data, or in the tags, or in both: one
-    of the two may lag."""
+    """The label in an answer: in the host name, which stands at any depth of server_data, in the
+    tags, or in both, because one of the two may lag."""
     names = [*_values(answer.get("server_data"), _NAMES)]
     tags = answer.get("tags")
     rows = [row for row in tags if isinstance(row, dict)] if isinstance(tags, list) else []
@@ -38,7 +38,7 @@ def label_of(answer: Body) -> Label | None:
 
 
 def _values(told: object, keys: frozenset[str]) -> Iterator[object]:
-    """What stands under these keys, at any depth."""
+    """The values under these keys, at any depth."""
     if isinstance(told, dict):
         for key, value in told.items():
             if str(key).lower() in keys:
@@ -74,7 +74,7 @@ def deploy_fault(answer: Body, label: Label) -> str:
         return ""
     keys = ("result", "scope", "context", "message", "error")
     told = " ".join(str(answer.get(key) or "") for key in keys).lower()
-    found = _FAILED.search(told.replace(label_name(label), ""))  # a workspace has any name
+    found = _FAILED.search(told.replace(label_name(label), ""))  # a workspace may have any name
     return found[0] if found else ""
 
 
@@ -84,7 +84,8 @@ def label_among(told: object) -> Label | None:
 
 
 def gpu_of(row: dict[str, Any]) -> tuple[GpuModel | None, int]:
-    """In ``gpu`` where it stands, else in the preset's name: gpu.v2-2xa5000."""
+    """The GPU of a server: in ``gpu`` where that is stated, otherwise in the preset's name, such as
+    gpu.v2-2xa5000."""
     name = str(row["name"])
     text = str(row.get("gpu") or "")
     if not text:
@@ -97,6 +98,6 @@ def gpu_of(row: dict[str, Any]) -> tuple[GpuModel | None, int]:
 
 
 def disk_gb(text: str) -> float:
-    """The size of the first disk, on which the system is: "2x960" is 960."""
+    """The size in GB of the first disk, which holds the system: "2x960" is 960."""
     found = re.search(r"(?:\d+x)?(\d+(?:\.\d+)?)\s*(t?)", text.lower())
     return float(found[1]) * (1000 if found[2] else 1) if found else 0.0

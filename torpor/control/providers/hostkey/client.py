@@ -19,10 +19,10 @@ from torpor.control.providers.market_client import TIMEOUT, Form, MarketClient, 
 from torpor.shared.errors import ProviderDenied, ProviderError
 
 _SESSION_S: Final = 3600
-_LEAD_S: Final = 120.0  # a session that ends sooner is renewed
+_LEAD_S: Final = 120.0  # a session that ends within these seconds is renewed
 _HOST: Final = re.compile(r"(?:https://)?([a-z0-9-]+\.hostkey\.(?:com|ru))/?", re.IGNORECASE)
-"""Where a login may send the session's requests; HOSTKEY's own client follows to no other host (its
-Terraform provider, invapi/url.go)."""
+"""Hosts to which a login may send the session's requests. HOSTKEY's own client follows to no other
+host (its Terraform provider, invapi/url.go)."""
 _EMPTY: Final = re.compile(r"no.appropriate.servers", re.IGNORECASE)
 _EXPIRED: Final = re.compile(
     r"invalid token|invalid hash|token expired|token is invalid|unauthori[sz]ed|not authori[sz]ed"
@@ -31,12 +31,12 @@ _EXPIRED: Final = re.compile(
 )
 _DENIED: Final = re.compile(r"\bkey\b|permission|denied|authori[sz]ed|access|blocked", re.I)
 _GONE: Final = re.compile(r"not found|no such|unknown server|not exist", re.IGNORECASE)
-_OPAQUE: Final = re.compile(r"[\w+/=-]{24,}")  # what may be a token, among words
+_OPAQUE: Final = re.compile(r"[\w+/=-]{24,}")  # words that may be a token
 _PLAIN: Final = re.compile(r"[\w .-]{1,20}")
 _SUCCESS: Final = (None, "", "OK", 0, 1)
 """The results that HOSTKEY's own client takes for a success (its Terraform provider 0.1.9,
 invapi/errors.go); the documentation has only "OK"."""
-_ORDERED: Final = ("id", "invoice", "callback")  # one of them stands in the answer to an order
+_ORDERED: Final = ("id", "invoice", "callback")  # the answer to an order has one of these keys
 
 Body = dict[str, Any]
 
@@ -75,19 +75,20 @@ class HostkeyClient:
         self._token = ""
         self._ends = 0.0
         self.empty_since: float | None = None
-        """Since when HOSTKEY has said each time that the account has no servers (monotonic)."""
+        """Since when HOSTKEY has said, each time, that the account has no servers (monotonic
+        clock)."""
 
     def public(self, module: str, action: str, **fields: str) -> Body:
-        """What needs no session. Any refusal is an error."""
+        """Send a request that needs no session. Any refusal is an error."""
         form = {"action": action, **fields}
         return self._accepted(self._ask(module, form), f"{module}/{action}")
 
     def read(self, module: str, action: str, **fields: str) -> Body:
-        """Any refusal is an error."""
+        """Send a request that only reads. Any refusal is an error."""
         return self._accepted(self.ask(module, action, **fields), f"{module}/{action}")
 
     def ask(self, module: str, action: str, **fields: str) -> Body | Refusal:
-        """A request that is safe to repeat. NoServers, ProviderDenied, ProviderUnavailable."""
+        """Send a request that is safe to repeat. NoServers, ProviderDenied, ProviderUnavailable."""
         form = {"action": action, **fields}
         token = self._session()
         answer = self._ask(module, {**form, "token": token})

@@ -53,16 +53,18 @@ from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want
 URL: Final = "https://invapi.hostkey.com"
 _SSH_PORT: Final = 22
 _GB: Final = 1e9
-ID_LOOKS: Final = 360  # for the id of a server that was ordered, and for its name: 90 minutes
+ID_LOOKS: Final = 360  # looks for the id of an ordered server, and for its name: 90 minutes in all
 _ID_WAIT_S: Final = 15.0
 _POLL_S: Final = 10.0
-"""A look is two requests. HOSTKEY states no limit; its own client looks every 15 s (its Terraform
-provider 0.1.9, invapi/callback.go), and a server takes minutes to be installed."""
-_TAG_LOOK: Final = 3  # of a server whose name stays another: the name is written as a tag too
-_EMPTY_S: Final = 60.0  # two refused logins so far apart say that an account has no servers
+"""Seconds between two looks, each of which is two requests. HOSTKEY states no limit; its own client
+looks every 15 s (its Terraform provider 0.1.9, invapi/callback.go), and a server takes minutes to
+be installed."""
+_TAG_LOOK: Final = 3  # looks after which the name is also written as a tag
+# seconds between two refused logins that together prove an account without servers
+_EMPTY_S: Final = 60.0
 _AT_ONCE: Final = "1"  # of request_cancellation; "0" is the end of the period
 _LIVE: Final = frozenset({"rent", "power_off", "poweroff", "off", "stopped"})
-_ENDED: Final = re.compile(r"cancel|terminat|delet|presale")  # of a status
+_ENDED: Final = re.compile(r"cancel|terminat|delet|presale")  # statuses of an ended server
 _SYSTEM: Final = re.compile(r"(?:Ubuntu 2[24]\.04|Debian 1[23])(?!\d)")
 _PREPARED: Final = re.compile(r"cuda|nvidia|gpu", re.IGNORECASE)
 _UNPAID: Final = re.compile(
@@ -71,7 +73,8 @@ _UNPAID: Final = re.compile(
 )
 _INVOICED: Final = re.compile(r"invoice|unpaid|payment", re.IGNORECASE)
 _REQUESTS: Final = re.compile(r"cancel|request")  # a key for their list, which is not documented
-_SETTLED: Final = re.compile(r"^(?:paid|cancel|refund|draft)", re.IGNORECASE)  # of an invoice
+# statuses of a settled invoice
+_SETTLED: Final = re.compile(r"^(?:paid|cancel|refund|draft)", re.IGNORECASE)
 _MONEY: Final = re.compile(r"credit|balance|funds", re.IGNORECASE)
 _ASKED: Final = re.compile(r"already|exists|pending|duplicate", re.IGNORECASE)
 _CAPACITY: Final = re.compile(r"no (?:free|available|suitable)|out of stock|not available", re.I)
@@ -96,7 +99,7 @@ class HostkeyProvider:
         settling_s=7200.0,  # HOSTKEY's own client waits 90 minutes for a new server
         ready_s=3600.0,
         poll_s=_POLL_S,
-        stop_keeps="disk",  # and the whole rent runs on
+        stop_keeps="disk",  # the whole rent is billed on
         stopped_usd_gib_month=None,
         min_disk_gib=0.0,
         billing_s=3600.0,
@@ -121,7 +124,7 @@ class HostkeyProvider:
         self._ssh_port = ssh_port
         self._sleep = sleep
         self._clock = clock
-        self._cancelled: set[MachineId] = set()  # HOSTKEY accepted it
+        self._cancelled: set[MachineId] = set()  # machines whose cancellation HOSTKEY has accepted
 
     def check(self, image: str = "") -> Account:
         """NoServers, with what to do, for an account without servers."""
@@ -228,7 +231,7 @@ class HostkeyProvider:
             told = self._client.read("whmcs", "get_invoices", status="Unpaid")
         except NoServers:
             if self._is_empty():
-                return []  # nobody can ask
+                return []  # without servers, nobody can ask
             raise
         rows = told.get("invoices")
         if isinstance(rows, dict) and "invoice" in rows:  # as WHMCS nests them

@@ -24,7 +24,8 @@ from torpor.control.variables import Secrets
 from torpor.shared.errors import InvalidInput, ProviderDenied, ProviderError
 
 _RIGHTS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-_COREWEAVE: Final = re.compile(r"(?:^|\.)coreweave\.(?:com|cloud|app)$")  # of an API server
+# host names of CoreWeave's API servers
+_COREWEAVE: Final = re.compile(r"(?:^|\.)coreweave\.(?:com|cloud|app)$")
 _NO_EXTRA: Final = (
     "the Kubernetes provider needs the official Python client, which is not installed: run "
     "`pip install '.[kubernetes]'` in torpor's folder, with the Python of the flows"
@@ -34,7 +35,8 @@ _Shape = TypeVar("_Shape")
 
 
 class Right(msgspec.Struct, frozen=True):
-    """What must be allowed. ``namespaced`` is false for what belongs to the whole cluster."""
+    """A permission that renting needs. ``namespaced`` is false for what belongs to the whole
+    cluster."""
 
     verb: str
     resource: str
@@ -91,7 +93,7 @@ class KubernetesClient:
         return f"{root}/namespaces/{self.namespace}/{resource}{f'/{name}' if name else ''}"
 
     def refused(self, refusal: Refusal, doing: str) -> ProviderError:
-        """What a refusal means, where it was not expected."""
+        """The error for an unexpected refusal."""
         if refusal.status in (401, 403):
             return ProviderDenied(
                 f"{self.identity} refused to {doing}: {fault_of(refusal).message}. Check the "
@@ -148,7 +150,7 @@ class _Transport(httpx.BaseTransport):
 
     def __init__(self, kubeconfig: str, context: str) -> None:
         try:
-            import kubernetes  # an extra
+            import kubernetes  # an optional extra of torpor
             import urllib3
         except ImportError as missing:
             raise InvalidInput(_NO_EXTRA) from missing
@@ -192,7 +194,7 @@ class _Transport(httpx.BaseTransport):
             self._client.update_params_for_auth(
                 headers, [], ["BearerToken"], str(request.url), request.method, None
             )
-        except self._login_errors as cause:  # a program that the kubeconfig runs for a login
+        except self._login_errors as cause:  # the kubeconfig runs a program for the login
             told = _without_secrets(cause)
             raise ProviderDenied(f"the kubeconfig gives no login now: {told}") from None
         try:
@@ -224,7 +226,7 @@ def _without_secrets(cause: Exception) -> str:
 
 
 def _parsed(kubeconfig: str) -> dict[str, Any]:
-    import yaml  # comes with the extra
+    import yaml  # installed with the extra
 
     try:
         parsed = yaml.safe_load(kubeconfig)

@@ -23,7 +23,7 @@ from torpor.control.providers.rows import offer_rows
 from torpor.shared.errors import InvalidInput, ProviderDenied
 from torpor.shared.values import GIB
 
-_OLDEST: Final = (1, 27)  # it labels the pods of Jobs as ``JOB`` says
+_OLDEST: Final = (1, 27)  # the oldest version that labels the pods of Jobs as ``JOB`` says
 _NODES: Final = "/api/v1/nodes"
 _PRIORITIES: Final = "/apis/scheduling.k8s.io/v1/priorityclasses"
 _RUNTIMES: Final = "/apis/node.k8s.io/v1/runtimeclasses"
@@ -46,7 +46,7 @@ class _Rows(msgspec.Struct):
 
 
 class Cluster:
-    """Thread-safe; what does not change is asked for once."""
+    """What one cluster has. Thread-safe; what does not change is asked for once."""
 
     def __init__(self, client: KubernetesClient, machines: Machines) -> None:
         self._client, self._machines = client, machines

@@ -38,14 +38,14 @@ RIGHTS: Final = (
     Right("patch", "secrets"),
     Right("patch", "services"),
 )
-"""To delete them is the cluster's own work. But OpenShift lets only a user who may delete an object
-change its owners."""
+"""Rights to delete these objects. The cluster deletes them itself, but OpenShift lets only a user
+who may delete an object change its owners."""
 _APPS: Final = "apps/v1"
 LABEL: Final = "torpor.dev/jump"
 _HOST_KEY: Final = "torpor.dev/host-key"
 _USER: Final = "jump"
 _UID: Final = 65532
-_PORT: Final = 2222  # which needs no right of root
+_PORT: Final = 2222  # a port that needs no root
 _FOLDER: Final = "/etc/torpor-jump"
 _TRIES: Final = 5
 

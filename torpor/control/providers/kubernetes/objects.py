@@ -27,7 +27,8 @@ QUEUE: Final = "kueue.x-k8s.io/queue-name"
 _PRIORITY: Final = "kueue.x-k8s.io/priority-class"
 JOB: Final = "batch.kubernetes.io/job-name"
 _START: Final = "/etc/torpor-start"
-_FINISHED_S: Final = 60  # a Job whose pod has ended removes itself then, with all that it owns
+# seconds after which a Job whose pod has ended is removed, with all that it owns
+_FINISHED_S: Final = 60
 _SHIFTS: Final = {None: 0, "Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}
 _TAINT: Final = re.compile(
     r"(?P<key>[\w./-]+)(?:=(?P<value>[\w.-]*))?"
@@ -88,8 +89,8 @@ _KEPT: Final = {
 
 
 class Machines(msgspec.Struct, frozen=True, kw_only=True):
-    """What one provider block rents. Cores, memory and price are of a machine with one GPU; one
-    with more has as many times as much."""
+    """What one provider block rents. Cores, memory and price are those of a machine with one GPU; a
+    machine with more GPUs has as many times as much."""
 
     price_usd_h: float
     gpu: str = ""  # the model, as people write it; empty: no GPU
@@ -307,7 +308,7 @@ def name_of(order: Order) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether an object of ours could have this name."""
+    """Whether a name could be that of one of torpor's objects."""
     return _NAME.fullmatch(text) is not None
 
 

@@ -80,12 +80,13 @@ IMAGE: Final = "nvidia/cuda:12.4.1-base-ubuntu22.04"
 QUEUE_S: Final = 24 * 3600.0
 _SSH_PORT: Final = 22
 _POLL_S: Final = 1.0
-"""A look is three or four requests. API servers share their time by flows and state no limit; the
-clients of Kubernetes itself keep to 5 requests a second (client-go, rest.DefaultQPS)."""
-_ADDRESS_S: Final = 600.0  # load balancers of clouds take some minutes
+"""Seconds between two looks, each of which is three or four requests. API servers share their time
+by flows and state no limit; the clients of Kubernetes itself keep to 5 requests a second
+(client-go, rest.DefaultQPS)."""
+_ADDRESS_S: Final = 600.0  # seconds; load balancers of clouds take some minutes
 _COREWEAVE: Final = {"service.beta.kubernetes.io/coreweave-load-balancer-type": "public"}
-"""Without it, CoreWeave gives a Service an address that only its own network reaches
-(docs.coreweave.com, Expose a Service)."""
+"""An annotation without which CoreWeave gives a Service an address that only its own network
+reaches (docs.coreweave.com, Expose a Service)."""
 
 RIGHTS: Final = (
     *(Right(verb, "jobs", "batch") for verb in ("create", "get", "list", "patch", "delete")),

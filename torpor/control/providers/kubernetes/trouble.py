@@ -1,4 +1,4 @@
-"""Why a pod will never run, where the cluster says so. The money of such a wait is the user's."""
+"""Why a pod will never run, where the cluster says so, so that nobody pays for waiting for it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import msgspec
 from torpor.control.providers.kubernetes.objects import Condition, Pod
 
 PULL_S: Final = 120.0
-"""How long a node may go on trying after it first failed to pull an image that no registry refused.
-The first try of a large image may take many minutes; then the kubelet waits 10, 20 and 40 s.
-SkyPilot gives up at the first failure (provision/kubernetes/instance.py)."""
+"""Seconds that a node may go on trying after it first failed to pull an image that no registry
+refused. The first try of a large image may take many minutes; then the kubelet waits 10, 20 and 40
+s. SkyPilot gives up at the first failure (provision/kubernetes/instance.py)."""
 ROOM_S: Final = 120.0
-"""How long a cluster's autoscaler may be silent about a pod without room. Cluster Autoscaler looks
-every 10 s, Karpenter too, and both write an event; a node itself takes minutes, and is waited
+"""Seconds that a cluster's autoscaler may be silent about a pod without room. Cluster Autoscaler
+looks every 10 s, Karpenter too, and both write an event; a node itself takes minutes, and is waited
 for."""
 _NO_NAME: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 _NO_IMAGE: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
@@ -48,7 +48,7 @@ class Events(msgspec.Struct, frozen=True):
 class PullFault(NamedTuple):
     words: str
     lasts: bool
-    """Whether a node that tries again will fail again."""
+    """Whether the pull will fail again when the node tries again."""
 
 
 def pull_fault(pod: Pod) -> PullFault | None:
@@ -91,7 +91,7 @@ def _placing(pod: Pod) -> Condition | None:
 
 
 def _since_s(condition: Condition | None, now_unix: float) -> float:
-    """How long the condition has been as it is; 0 where the cluster does not say."""
+    """Seconds since the condition changed; 0 where the cluster does not say."""
     if condition is None or not condition.last_transition_time:
         return 0.0
     try:

@@ -51,7 +51,7 @@ from torpor.shared.errors import CreateFailed, InvalidInput, NotOurs, ProviderEr
 from torpor.shared.values import GIB, Endpoint, Label, Machine, MachineId, Want
 from torpor.shared.wire.job import NoticeSource
 
-_LOCK_S = 120.0  # a destroy that holds the lock may remove a big home
+_LOCK_S = 120.0  # seconds; a destroy that holds the lock may remove a big home
 _log = logging.getLogger(__name__)
 
 

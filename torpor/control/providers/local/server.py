@@ -26,11 +26,13 @@ from torpor.shared.errors import CreateFailed
 from torpor.shared.values import MachineId
 
 GO: Final = b"g"
-"""What the server waits for: then it is on record, and whoever destroys the machine finds it."""
+"""The byte for which the server waits. It is sent once the server is on record, so that a destroy
+finds it."""
 
 _PACKAGES: Final = str(Path(__file__).resolve().parents[3])
 _LAUNCH_S: Final = 60.0
-_GONE_S: Final = 5.0  # from the end of a server to that of its process, which still holds the port
+# seconds from the end of a server to the end of its process, which still holds the port
+_GONE_S: Final = 5.0
 _POLL_S: Final = 0.02
 _PORT_TRIES: Final = 5  # a free port may be taken between the look and the bind
 _BACKLOG: Final = 128

@@ -26,10 +26,10 @@ from torpor.control.providers.local.folder import MARK, MachineFolder, MachineRe
 from torpor.control.providers.local.server import GO
 
 _SHELL: Final = "/bin/sh"
-_PUMP_BYTES: Final = 64 << 10  # in flight between a client and its program, each way
+_PUMP_BYTES: Final = 64 << 10  # bytes in flight between a client and its program, each way
 _LOGIN_S: Final = 30
 _MAX_CONNECTIONS: Final = 200
-# What Debian's sshd gives to a session.
+# The environment variables that Debian's sshd gives to a session.
 _PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/games"
 _ROOT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -137,7 +137,7 @@ def main(argv: list[str]) -> None:
         raise SystemExit(f"there is no machine in {folder.root}")
     os.chdir(folder.home)
     os.umask(0o022)
-    Path("/proc/self/comm").write_text("torpor-sshd")  # by which the sampler knows its sessions
+    Path("/proc/self/comm").write_text("torpor-sshd")  # by this name the sampler knows its sessions
     connections: set[int] = set()
 
     def reap(*_: object) -> None:
@@ -214,7 +214,7 @@ async def _feed(source: asyncssh.SSHReader[bytes], into: int) -> None:
                 target.write(chunk)
                 await target.drain()
     except (OSError, asyncssh.Error):
-        return  # the client or the program has gone: the input is at its end
+        return  # the client or the program has gone, so the input ends
     finally:
         os.close(into)
 
