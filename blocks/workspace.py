@@ -229,6 +229,16 @@ class Workspace(Block):
             "keeps one whose programs were not frozen."
         ),
     )
+    environment: Literal["image", "keep"] = Field(
+        default="image",
+        description=(
+            "What a wake does about packages of apt and pip that were added to the machine outside "
+            "of the workspace. `image`: the machine has those of its image. `keep`: the wake of a "
+            "rented machine installs those that it lacks, from the sources that its apt and pip "
+            "have, and its report names what could not be put back. A wake for a job does so, too; "
+            "a deploy and replicas install none."
+        ),
+    )
     save_minutes: int = Field(
         default=0,
         ge=0,
@@ -334,6 +344,7 @@ class Workspace(Block):
             compression=tuning.compression(),
             programs=list(self.programs),
             process=self.process,
+            environment=self.environment,
             save_minutes=self.save_minutes,
             idle=idleness.rules(
                 hibernate=self.when_idle == "hibernate", sleep_minutes=self.sleep_minutes

@@ -18,6 +18,7 @@ from tasks.flow import flow
 from tasks.job_limits import for_job
 from tasks.machines import hand_over, make_paths, open_session
 from tasks.ownership import check_owner
+from tasks.packages import note_packages, put_packages_back
 from tasks.programs import OWN_MACHINE, Freezer, prove_freezing, start_programs
 from tasks.restore import (
     NEWEST,
@@ -51,7 +52,9 @@ def wake(
 ) -> WakeReport | OffersReport:
     """Restore a workspace on a new machine, byte for byte.
 
-    A wake that fails destroys the machine that it created. The snapshot is only read.
+    A wake that fails destroys the machine that it created. The snapshot is only read. Where the
+    block says that `environment` is keep, packages of apt and pip that were added outside of the
+    workspace are put back on a rented machine; one that cannot be fails no wake.
 
     Args:
         workspace: The Workspace block to wake, or its name.
@@ -73,7 +76,8 @@ def wake(
 
     Returns:
         The machine with `host`, `port` and `user`, its price, and how the restored bytes were
-        checked. With `dry_run`, the offers that fit and those that were refused.
+        checked; `packages` says which came back and which did not. With `dry_run`, the offers that
+        fit and those that were refused.
 
     Raises:
         WorkspaceAwake: The workspace is on a machine already.
@@ -148,12 +152,16 @@ def wake_workspace(
             restore_all(restore, "wake", tenancy.machine, full_check=full_check)
             if not own:
                 make_paths(opened, session)
+            note_packages(opened, restore, rented=not own)
             programs: list[str] = []
             starting = bool(opened.spec.programs)
             hand_over(tenancy, restore.plan, alone=True, starting=starting)
+            packages = put_packages_back(opened, restore, rented=not own)
             if starting:
                 programs = start_programs(opened, session, tenancy, freezer)
             start_autosave(opened, session, tenancy.machine)
     report = woken(opened, tenancy.machine, restore, full_check)
     budgets = [] if own else what_is_left(opened)
-    return replace(report, budgets=budgets, programs=programs, chosen=tenancy.chosen)
+    return replace(
+        report, budgets=budgets, programs=programs, packages=packages, chosen=tenancy.chosen
+    )

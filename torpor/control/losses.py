@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from torpor.control.reports import moment
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import GIB, WorkspaceSpec
-from torpor.shared.wire.losses import LeftBehind, LinkOut, Losses, summarised
+from torpor.shared.wire.losses import NO_RECORD, LeftBehind, LinkOut, Losses, summarised
 from torpor.shared.wire.snapshot import Missed
 
 SHOWN: Final = 10
@@ -69,11 +69,7 @@ def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
     lines += _listed(
         "settings of the system that were added or changed", losses.settings, losses.setting_count
     )
-    lines += _listed(
-        "packages that were added, and that a wake does not install",
-        losses.packages,
-        losses.package_count,
-    )
+    lines += _packages(losses, spec)
     lines += _listed("not looked at", losses.unseen, len(losses.unseen))
     if not losses.complete:
         lines.append("the look was cut short by its time limit: there may be more")
@@ -239,6 +235,26 @@ def _amount(folder: LeftBehind) -> str:
 
 def _count(folder: LeftBehind) -> str:
     return f"{size(folder.bytes)} in {folder.files:,} file{'' if folder.files == 1 else 's'}"
+
+
+def _packages(losses: Losses, spec: WorkspaceSpec) -> list[str]:
+    """``environment`` keep brings those back that the snapshot names."""
+    keeps = spec.environment == "keep"
+    kept = [name for name in losses.packages if keeps and not name.endswith(NO_RECORD)]
+    others = [name for name in losses.packages if name not in kept]
+    unnamed = max(0, losses.package_count - len(losses.packages))
+    return [
+        *_listed(
+            "packages that were added, and that a wake puts back where it can",
+            kept,
+            len(kept) + (unnamed if kept else 0),
+        ),
+        *_listed(
+            "packages that were added, and that a wake does not install",
+            others,
+            len(others) + (0 if kept else unnamed),
+        ),
+    ]
 
 
 def _listed(what: str, names: Sequence[str], count: int) -> list[str]:

@@ -12,6 +12,7 @@ from torpor.control.remote.limits import check_fetches
 from torpor.control.remote.run import OnEvent, RemoteRun
 from torpor.control.store.object_store import ObjectStore
 from torpor.shared.values import MIB, GpuUse, StoredSnapshot
+from torpor.shared.wire.packages import PackagesBack, PutPackagesBack
 from torpor.shared.wire.restore import (
     BeginRestore,
     Checked,
@@ -154,6 +155,11 @@ class RemoteRestore(RemoteRun):
         checked = self._call_resuming(CheckRestore(self.run, full))
         self._changed, self.moved_aside = checked.changed, checked.moved_aside
         return checked
+
+    def put_packages_back(self, *, install: bool, rented: bool) -> PackagesBack:
+        """Put back the packages that the snapshot names and the machine lacks; without ``install``,
+        only have the machine remember them."""
+        return self._call_resuming(PutPackagesBack(self.run, install, rented))
 
     def end(self) -> None:
         """Give the workspace back."""

@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import shutil
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,12 @@ def python_places() -> list[str]:
     be looked for in may have been removed."""
     bundle = os.path.realpath(sys.path[0])
     return [p for p in sys.path if os.path.isabs(p) and os.path.realpath(p) != bundle]
+
+
+def package_places() -> list[str]:
+    """These, and where pip puts the packages of a user who is not root."""
+    user_site = site.getusersitepackages()
+    return [*python_places(), *([user_site] if user_site not in sys.path else [])]
 
 
 def _python_packages() -> dict[str, str]:

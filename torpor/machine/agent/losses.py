@@ -17,7 +17,7 @@ import msgspec
 
 from torpor.machine.agent.brought import made_again, own_profile
 from torpor.machine.agent.call import Call
-from torpor.machine.agent.environment import python_places
+from torpor.machine.agent.environment import package_places
 from torpor.machine.supervisor.marker import MARKER
 from torpor.machine.tree.disks import Mounts
 from torpor.machine.tree.left_behind import HOMES_CUT, SENT, Found, Look, Where
@@ -73,7 +73,7 @@ class LookBehind:
             since_ns=self._since_ns if request.rented else self._first_ns,
             disks_since_ns=self._since_ns if request.rented else 0,
             skipped=[*map(os.fsdecode, self._roots), *self._left_out(request)],
-            recorded=python_places(),
+            recorded=package_places(),
             volumes=request.volumes,
             home=os.path.realpath(os.path.expanduser("~")),
             made_again=made_again(self._home),

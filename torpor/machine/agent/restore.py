@@ -27,6 +27,7 @@ from torpor.machine.agent.goal import (
 )
 from torpor.machine.agent.in_use import InUse
 from torpor.machine.agent.manifests import Wanted, read_wanted
+from torpor.machine.agent.packages import note_wanted, put_back, this_system
 from torpor.machine.agent.passing import Passing, PeerFirst
 from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.agent.state import Use
@@ -48,7 +49,9 @@ from torpor.shared.format.file_use import recorded_use
 from torpor.shared.format.lineage import lineage_of
 from torpor.shared.format.manifest import HARDLINK, content_bytes, described
 from torpor.shared.format.names import pack_id_of
+from torpor.shared.format.packages import packages_in
 from torpor.shared.values import SnapshotId, WorkspaceName
+from torpor.shared.wire.packages import PackagesBack, PutPackagesBack
 from torpor.shared.wire.restore import (
     BeginPath,
     BeginRestore,
@@ -174,6 +177,18 @@ class RestoreRun(AgentRun):
         )
         self._compared(begun, begun.writing, compared)
         return checked(compared, changed)
+
+    def packages(self, request: PutPackagesBack, call: Call) -> PackagesBack:
+        """Put back the packages that the snapshot names, or only remember them."""
+        wanted = packages_in(self._has_begun().wanted.manifest.environment)
+        system = this_system(self.home, rented=request.rented)
+        if not request.install:
+            note_wanted(self.home, system, wanted)
+            return PackagesBack([], 0, [], 0, [])
+        try:
+            return put_back(system, wanted, partial(self.check, call))
+        finally:
+            note_wanted(self.home, system, wanted)
 
     def _begin(self, request: BeginRestore, call: Call) -> Begun:
         seal = seal_of(request.key)

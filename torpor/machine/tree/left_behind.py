@@ -26,7 +26,7 @@ from torpor.machine.tree.disks import Mounts, is_under
 from torpor.machine.tree.groups import Groups
 from torpor.machine.tree.owned import RECORDS, Owned
 from torpor.shared.values import learned
-from torpor.shared.wire.losses import LeftBehind
+from torpor.shared.wire.losses import NO_RECORD, LeftBehind
 
 MOST_S: Final = 60.0
 SENT: Final = 20
@@ -527,7 +527,7 @@ class Look:
                 others.setdefault(place, []).append(name)
         for place, names in others.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            found.append(f"{names[0]}{more} (pip in {place}, in no record)")
+            found.append(f"{names[0]}{more} (pip in {place}{NO_RECORD}")
         return found
 
     def _users(self) -> list[str]:

@@ -10,6 +10,8 @@ import msgspec
 from torpor.shared.values import learned
 from torpor.shared.wire.request import MOST, Count, Names, OfRun, Words
 
+NO_RECORD: Final = ", in no record)"
+"""How the name of a package ends that no snapshot names."""
 Moment = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 
 

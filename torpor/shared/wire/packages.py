@@ -1,0 +1,41 @@
+"""The request that puts packages back on a machine, and its answer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from torpor.shared.wire.request import Count, Names, OfRun, Words
+
+
+class NotBack(msgspec.Struct, frozen=True):
+    """Packages that are missing for one reason: the first names, and how many. ``kind``: apt or
+    pip."""
+
+    kind: Words
+    why: Words
+    names: Names
+    count: Count
+
+
+class PackagesBack(msgspec.Struct, frozen=True):
+    """``back``: packages with their versions, and how many. ``other``: those that are there in
+    another version than the snapshot names."""
+
+    back: Names
+    back_count: Count
+    other: Names
+    other_count: Count
+    not_back: Annotated[list[NotBack], msgspec.Meta(max_length=100)]
+
+
+class PutPackagesBack(OfRun[PackagesBack], frozen=True):
+    """Put back what the snapshot of this restore names of packages of apt and pip, outside of the
+    workspace, and what the machine lacks. Without ``install``, only remember these names: then the
+    answer is empty, and later snapshots of the machine name them. ``rented``: nothing is installed
+    on a machine that is not. Repeatable; writes nothing into the workspace."""
+
+    op = "restore.packages"
+    install: bool
+    rented: bool
