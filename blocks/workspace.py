@@ -235,8 +235,10 @@ class Workspace(Block):
             "What a wake does about packages of apt and pip that were added to the machine outside "
             "of the workspace. `image`: the machine has those of its image. `keep`: the wake of a "
             "rented machine installs those that it lacks, from the sources that its apt and pip "
-            "have, and its report names what could not be put back. A wake for a job does so, too; "
-            "a deploy and replicas install none."
+            "have, before the machine is handed over, and its report names what could not be put "
+            "back. A wake for a job on one node does so, too, and its log names it; a deploy and "
+            "replicas install none. Kernels, drivers and what a cloud, SSH and the network need "
+            "are never installed."
         ),
     )
     save_minutes: int = Field(

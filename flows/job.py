@@ -20,6 +20,7 @@ from tasks.jobs import (
     argv_of,
     block_name,
     check_environment,
+    check_packages_of_nodes,
     cost_of,
     for_nodes,
     job_of_run,
@@ -128,6 +129,7 @@ def job(
     record = job_of_run(opened, job, begins=bool(command))
     if record is None:
         check_environment(env, secrets)
+        check_packages_of_nodes(opened.spec, nodes)
         for_nodes(opened, nodes)  # InvalidInput before anything is recorded
         opened.wanting(WantChange(gpu=gpu))  # refused before anything is recorded
         record = Job(

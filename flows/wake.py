@@ -18,7 +18,7 @@ from tasks.flow import flow
 from tasks.job_limits import for_job
 from tasks.machines import hand_over, make_paths, open_session
 from tasks.ownership import check_owner
-from tasks.packages import note_packages, put_packages_back
+from tasks.packages import put_packages_back
 from tasks.programs import OWN_MACHINE, Freezer, prove_freezing, start_programs
 from tasks.restore import (
     NEWEST,
@@ -150,13 +150,12 @@ def wake_workspace(
             if freezes:
                 freezer = prove_freezing(opened, session, tenancy.rental)
             restore_all(restore, "wake", tenancy.machine, full_check=full_check)
-            if not own:
+            packages = put_packages_back(opened, restore, rented=not own)
+            if not own:  # a machine that packages have cut off is not handed over
                 make_paths(opened, session)
-            note_packages(opened, restore, rented=not own)
             programs: list[str] = []
             starting = bool(opened.spec.programs)
             hand_over(tenancy, restore.plan, alone=True, starting=starting)
-            packages = put_packages_back(opened, restore, rented=not own)
             if starting:
                 programs = start_programs(opened, session, tenancy, freezer)
             start_autosave(opened, session, tenancy.machine)

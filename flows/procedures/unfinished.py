@@ -12,7 +12,7 @@ from tasks.hold import workspace_held
 from tasks.job_limits import for_job
 from tasks.jobs import check_no_job
 from tasks.machines import hand_over, make_paths, open_session, renting
-from tasks.packages import note_packages, put_packages_back
+from tasks.packages import put_packages_back
 from tasks.programs import Freezer, prove_freezing, start_programs
 from tasks.restore import NEWEST, new_restore, pick_snapshot
 from tasks.runner import runner
@@ -197,12 +197,11 @@ def _hand_over(
             freezer = Freezer()
             if opened.spec.freezes:  # the restore is whole
                 freezer = prove_freezing(opened, session, tenancy.rental, strict=False)
+            put_packages_back(opened, restore, rented=True)
             make_paths(opened, session)
             starting = bool(opened.spec.programs)
-            note_packages(opened, restore, rented=True)
             check(session, True)
             hand_over(tenancy, alone=False, starting=starting, untaken=True)
-            put_packages_back(opened, restore, rented=True)
             if starting:
                 start_programs(opened, session, tenancy, freezer)
 

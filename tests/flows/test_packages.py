@@ -15,7 +15,7 @@ from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
 from torpor.control.store.manifests import find_snapshot, read_manifest
 from torpor.machine.agent import restore, snapshot
 from torpor.machine.agent.packages import System
-from torpor.shared.errors import AgentLost
+from torpor.shared.errors import AgentLost, RunCancelled
 from torpor.shared.format.packages import Packages, packages_in
 from torpor.shared.values import SnapshotId
 from torpor.shared.wire.packages import PutPackagesBack
@@ -27,8 +27,7 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Image]:
     made = [Image(tmp_path / "first")]
 
     def system(home: Path, *, rented: bool = True) -> System:
-        since_ns = 1 if len(made) == 1 else 1 << 62
-        return made[-1].system(since_ns=since_ns, why_not="" if rented else "your own")
+        return made[-1].system(why_not="" if rented else "your own")
 
     monkeypatch.setattr(snapshot, "this_system", system)
     monkeypatch.setattr(restore, "this_system", system)
@@ -74,11 +73,10 @@ def test_packages_are_back_on_another_image_and_the_others_are_named(
     report = wake_plainly(kept.opened)
     assert report.packages == [
         "back: jq 1.6-2.1 (apt), wanted 1.5 (pip)",
-        "not back: left-pad (apt): no package source of this machine has it. To install them: "
-        "`torpor ssh demo`, and there `apt-get install left-pad`",
-        "not back: private (pip): pip had it from a file, a folder or an address, which no index "
-        "has to have. To install them: `torpor ssh demo`, and there `python3 -m pip install "
-        "private`",
+        "not back: left-pad (apt): no package source of this machine has it",
+        "not back: private (pip): pip had it from a file, a folder or an address, and no index has "
+        "to have it; install it from there",
+        "to install others by hand: `torpor ssh demo`",
     ]
     assert {"what": "packages", "value": report.packages[0]} in report.rows()
     assert images[1].system().apt() == {"jq": "1.6-2.1"}
@@ -98,24 +96,40 @@ def test_a_wake_that_keeps_no_environment_installs_nothing(
     assert _named(asleep, hibernate_plainly(asleep.opened).snapshot) == Packages()
 
 
-@pytest.mark.parametrize("install", [False, True])
 def test_a_machine_that_does_not_answer_for_packages_fails_no_wake(
-    asleep: Lab, monkeypatch: pytest.MonkeyPatch, install: bool
+    asleep: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = restore.RestoreRun.packages
+    asked = []
 
     def packages(run: restore.RestoreRun, request: PutPackagesBack, call: object) -> object:
-        if request.install is install:
-            raise AgentLost("the agent was restarted")
-        return real(run, request, call)  # type: ignore[arg-type]
+        asked.append(request.run)
+        raise AgentLost("the agent was restarted")
 
     monkeypatch.setattr("torpor.machine.agent.operations.RestoreRun.packages", packages)
     kept = _keeps(asleep)
     report = wake_plainly(kept.opened)
+    assert len(kept.machines()) == len(asked) == 1  # the restore is not begun again
+    assert "whether packages of apt and pip are back is not known" in report.packages[0]
+
+
+def test_packages_are_back_before_a_machine_is_handed_over_and_a_killed_wake_is_asked_again(
+    asleep: Lab, images: list[Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = restore.RestoreRun.packages
+    states: list[str] = []
+
+    def packages(run: restore.RestoreRun, request: PutPackagesBack, call: object) -> object:
+        states.extend(rental.state for rental in kept.opened.rentals.open())
+        if len(states) == 1:
+            raise RunCancelled("the flow was killed")
+        return real(run, request, call)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("torpor.machine.agent.operations.RestoreRun.packages", packages)
+    kept = _keeps(asleep)
+    with pytest.raises(RunCancelled):
+        wake_plainly(kept.opened)
+    report = wake_plainly(kept.opened)
     assert len(kept.machines()) == 1
-    if install:
-        assert "whether packages of apt and pip are back is not known" in report.packages[0]
-        slept = hibernate_plainly(kept.opened)
-        assert _named(kept, slept.snapshot) == _named(kept, report.snapshot)
-    else:
-        assert report.packages[0] == "back: jq 1.6-2.1 (apt), wanted 1.5 (pip)"
+    assert "handed over" not in states
+    assert len(states) == 2
+    assert report.packages[0] == "back: jq 1.6-2.1 (apt), wanted 1.5 (pip)"

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from torpor.control.reports import moment
 from torpor.shared.format.manifest import Manifest
 from torpor.shared.values import GIB, WorkspaceSpec
-from torpor.shared.wire.losses import NO_RECORD, LeftBehind, LinkOut, Losses, summarised
+from torpor.shared.wire.losses import LeftBehind, LinkOut, Losses, summarised
 from torpor.shared.wire.snapshot import Missed
 
 SHOWN: Final = 10
@@ -239,22 +239,15 @@ def _count(folder: LeftBehind) -> str:
 
 def _packages(losses: Losses, spec: WorkspaceSpec) -> list[str]:
     """``environment`` keep brings those back that the snapshot names."""
-    keeps = spec.environment == "keep"
-    kept = [name for name in losses.packages if keeps and not name.endswith(NO_RECORD)]
-    others = [name for name in losses.packages if name not in kept]
-    unnamed = max(0, losses.package_count - len(losses.packages))
-    return [
-        *_listed(
-            "packages that were added, and that a wake puts back where it can",
-            kept,
-            len(kept) + (unnamed if kept else 0),
-        ),
-        *_listed(
-            "packages that were added, and that a wake does not install",
-            others,
-            len(others) + (0 if kept else unnamed),
-        ),
-    ]
+    again = "packages that were added, and that a wake puts back where it can"
+    never = "packages that were added, and that a wake does not install"
+    if spec.environment == "keep":
+        return [
+            *_listed(again, losses.kept, losses.kept_count),
+            *_listed(never, losses.packages, losses.package_count),
+        ]
+    count = losses.kept_count + losses.package_count
+    return _listed(never, [*losses.kept, *losses.packages], count)
 
 
 def _listed(what: str, names: Sequence[str], count: int) -> list[str]:

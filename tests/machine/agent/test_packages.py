@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.fixtures.images import Image, put_wheels
+from torpor.machine.agent import packages
 from torpor.machine.agent.packages import note_wanted, packages_to_record, put_back
 from torpor.shared.errors import RunCancelled
 from torpor.shared.format.packages import Packages, packages_in
@@ -39,20 +41,152 @@ def test_what_was_asked_for_is_recorded_and_what_came_with_it_or_is_gone_is_not(
 ) -> None:
     for name in ("jq", "libjq1"):
         image.has(name, "1.6-2.1")
-    (image.folder / "var/lib/dpkg/info/removed.list").touch()  # its settings stay
+    with (image.folder / "var/lib/dpkg/status").open("a") as status:  # its settings stay
+        status.write("Package: removed\nStatus: deinstall ok config-files\nVersion: 1\n\n")
     states = image.folder / "var/lib/apt/extended_states"
     states.parent.mkdir()
     states.write_text("Package: libjq1\nAuto-Installed: 1\n")
     image.has_of_pip("Typing_Thing", "1.0")
     image.has_of_pip("mine", "2.0", by_file=True)
-    pip = image.system().pip()["pip"]
+    image.has_of_pip("~aside", "1.0")  # as a killed pip leaves it
+    record = image.place / "of_conda-1.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Name: of_conda\nVersion: 1.0\n")
+    (record / "INSTALLER").write_text("conda\n")
     found = packages_to_record(tmp_path, image.system())
-    assert found == Packages(
-        {"jq": "1.6-2.1"}, {"pip": pip, "typing-thing": "1.0"}, {"mine": "2.0"}
-    )
+    assert found == Packages({"jq": "1.6-2.1"}, {"typing-thing": "1.0"}, {"mine": "2.0"})
     assert packages_in(found.record()) == found
-    assert packages_to_record(tmp_path, image.system(since_ns=1 << 62)) == Packages()
-    assert packages_to_record(tmp_path, image.system(since_ns=0)) == Packages()
+    assert "aside" not in image.system().pip()
+    assert packages_to_record(tmp_path, image.system(image=None)) == Packages()
+
+
+def test_what_was_upgraded_since_the_agent_first_started_is_not_recorded(
+    image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "this_system", lambda home: image.system())
+    image.has("linux-image-gcp", "6.1")
+    image.has_of_pip("torch", "2.4")
+    packages.note_image(tmp_path)
+    status = image.folder / "var/lib/dpkg/status"
+    status.write_text(status.read_text().replace("6.1", "6.2"))
+    shutil.rmtree(image.place / "torch-2.4.dist-info")
+    image.has_of_pip("torch", "2.5")
+    image.has("jq", "1.6")
+    packages.note_image(tmp_path)  # a later start of the agent changes nothing
+    monkeypatch.undo()
+    came_with = packages.this_system(tmp_path).image
+    assert packages_to_record(tmp_path, image.system(image=came_with)) == Packages({"jq": "1.6"})
+
+
+def test_what_belongs_to_an_image_is_never_installed_nor_by_what_needs_it(image: Image) -> None:
+    names = [
+        "cloud-init", "google-guest-agent", "grub-efi-amd64-signed", "linux-image-gcp",
+        "netplan.io", "nvidia-driver-535", "openssh-server", "systemd-resolved", "walinuxagent",
+    ]  # fmt: skip
+    versions = dict.fromkeys([*names, "cuda", "jq"], "1.0")
+    image.offers(**versions)
+    (image.folder / "needs").write_text("cuda cuda-drivers\n")
+    answer = put_back(image.system(), Packages(versions), _nothing)
+    why = "belongs to the image of a machine, and torpor never installs it"
+    assert answer.back == ["jq 1.0 (apt)"]
+    assert [(one.why, one.names) for one in answer.not_back] == [
+        (why, names),
+        (f"E: it needs cuda-drivers, which {why}", ["cuda"]),
+    ]
+    assert image.system().apt() == {"jq": "1.0"}
+
+
+def test_dpkg_that_was_interrupted_goes_on_first(image: Image) -> None:
+    image.offers(jq="1.6")
+    (image.folder / "var/lib/dpkg/updates/0001").touch()
+    assert put_back(image.system(), Packages({"jq": "1.6"}), _nothing).back == ["jq 1.6 (apt)"]
+    assert image.asked()[0] == "dpkg --configure -a"
+
+
+def test_a_lock_of_the_first_boot_is_waited_for(image: Image) -> None:
+    image.offers(jq="1.6")
+    (image.folder / "locked").touch()
+    assert put_back(image.system(), Packages({"jq": "1.6"}), _nothing).back == ["jq 1.6 (apt)"]
+    lines = [line for line in image.asked() if "install" in line]
+    assert all(int(line.split("Lock::Timeout=")[1].split()[0]) > 300 for line in lines)
+
+
+def test_a_version_that_does_not_fit_is_installed_in_another(image: Image) -> None:
+    image.offers(jq="1.6", tree="2.1")
+    image.offers(tree="2.0")
+    (image.folder / "unfit").write_text("tree=2.0\n")
+    wanted = Packages({"jq": "1.6", "tree": "2.0"})
+    answer = put_back(image.system(), wanted, _nothing)
+    assert answer.back == ["jq 1.6 (apt)"]
+    assert answer.other == ["tree 2.1 instead of 2.0 (apt)"]
+
+
+def test_where_the_sources_do_not_answer_it_is_not_known_whether_they_have_a_package(
+    image: Image,
+) -> None:
+    (image.folder / "update").write_text("100")
+    (missing,) = put_back(image.system(), Packages({"jq": "1.6"}), _nothing).not_back
+    assert missing.why.startswith("whether a package source of this machine has it is not known: ")
+
+
+def test_a_package_of_another_name_than_a_fault_keeps_no_other_away(
+    image: Image, tmp_path: Path
+) -> None:
+    put_wheels(tmp_path / "wheels", {"wanted": "1.5"})
+    wanted = Packages(pip={"db-connection": "1.0", "wanted": "1.5"})
+    answer = put_back(image.system(), wanted, _nothing)
+    assert answer.back == ["wanted 1.5 (pip)"]
+    (missing,) = answer.not_back
+    assert missing.why == "pip's index has no wheel of this version for this machine"
+
+
+def test_a_cancelled_pip_that_has_begun_to_install_comes_to_its_end(
+    image: Image, tmp_path: Path
+) -> None:
+    """A package of the image, which the wanted one needs in another version, is not lost."""
+    wheels = tmp_path / "wheels"
+    put_wheels(wheels, {"big": "1.0"})
+    put_wheels(wheels, {"wanted": "1.5"}, requires="big==2.0")
+    pip = [image.system().python, "-m", "pip", "install", "-q", "--no-deps", "big==1.0"]
+    subprocess.run(pip, check=True)
+    put_wheels(wheels, {"big": "2.0"})
+    with zipfile.ZipFile(wheels / "big-2.0-py3-none-any.whl", "a") as wheel:
+        for number in range(3000):
+            wheel.writestr(f"big_files/{number}.py", "")
+
+    def check() -> None:
+        if not (image.place / "big-1.0.dist-info").exists():
+            raise RunCancelled("the wake was cancelled")
+
+    with pytest.raises(RunCancelled):
+        put_back(image.system(), Packages(pip={"wanted": "1.5"}), check)
+    assert image.system().pip()["big"] == "2.0"
+
+
+def test_dpkg_is_not_ended_in_the_middle(image: Image) -> None:
+    image.offers(jq="1.6")
+    program = image.programs / "apt-get"
+    install = program.read_text().replace("name=${asked%%=*}\n", "sleep 0.5\n", 1)
+    program.write_text(install.replace("sleep 0.5", f"touch {image.folder}/begun; sleep 0.5; "
+                                       "name=${asked%%=*}"))  # fmt: skip
+
+    def check() -> None:
+        if (image.folder / "begun").exists():
+            raise RunCancelled("the wake was cancelled")
+
+    with pytest.raises(RunCancelled):
+        put_back(image.system(), Packages({"jq": "1.6"}), check)
+    assert image.system().apt() == {"jq": "1.6"}
+
+
+def test_no_name_is_lost_where_each_has_a_reason_of_its_own(image: Image) -> None:
+    names = [f"odd{number:02d}" for number in range(25)]
+    image.offers(**dict.fromkeys(names, "1.0"))
+    (image.folder / "broken").write_text("\n".join(names))
+    answer = put_back(image.system(), Packages(dict.fromkeys(names, "1.0")), _nothing)
+    assert sum(one.count for one in answer.not_back) == 25
+    assert len(answer.not_back) == 20
+    assert answer.not_back[-1].names == names[19:]
 
 
 def test_packages_come_back_and_one_that_cannot_keeps_no_other_away(
@@ -72,11 +206,11 @@ def test_packages_come_back_and_one_that_cannot_keeps_no_other_away(
         ["jq 1.6-2.1 (apt)", "wanted 1.5 (pip)"], 2,
         ["tree 2.1.1 instead of 2.0.0 (apt)"], 1,
         [
-            NotBack("apt", "E: htop=3.2 has a broken script", ["htop"], 1),
+            NotBack("apt", "E: htop has a broken script", ["htop"], 1),
             NotBack("apt", "no package source of this machine has it", ["python3.11"], 1),
-            NotBack("pip", "pip had it from a file, a folder or an address, which no index has to "
-                    "have", ["mine"], 1),
-            NotBack("pip", "ERROR: No matching distribution found for nowhere==3.0",
+            NotBack("pip", "pip had it from a file, a folder or an address, and no index has to "
+                    "have it; install it from there", ["mine"], 1),
+            NotBack("pip", "pip's index has no wheel of this version for this machine",
                     ["nowhere"], 1),
         ],
     )  # fmt: skip
@@ -92,7 +226,7 @@ def test_packages_come_back_and_one_that_cannot_keeps_no_other_away(
     assert len(image.asked()) == asked
 
 
-@pytest.mark.parametrize("lacks", ["root", "apt-get", "lock", "pip", "leave", "time"])
+@pytest.mark.parametrize("lacks", ["root", "apt-get", "lock", "pip", "leave", "time", "room"])
 def test_a_machine_that_can_install_nothing_says_why(
     image: Image, monkeypatch: pytest.MonkeyPatch, lacks: str
 ) -> None:
@@ -109,11 +243,16 @@ def test_a_machine_that_can_install_nothing_says_why(
         why = "this machine has no apt-get"
     elif lacks == "lock":
         why = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7"
-        program.write_text(f"#!/bin/sh\necho x >>{image.folder}/asked\necho '{why}'\nexit 100\n")
+        text = "#!/bin/sh\necho x >>{0}/asked\ncase $* in *update*) exit 0 ;; esac\necho '{1}'\n"
+        program.write_text(text.format(image.folder, why) + "exit 100\n")
     elif lacks == "pip":
         shutil.rmtree(image.place / "pip")
         wanted = Packages(pip={"jq": "1.6", "tree": "2.0"})
         why = f"the machine's Python, {system.python}, has no pip"
+    elif lacks == "room":
+        usage = shutil.disk_usage("/")._replace(free=1 << 20)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+        why = "less than 64 MiB are free on the machine's disk"
     elif lacks == "leave":
         why = "torpor installs nothing on a machine of your own"
         system = image.system(why_not=why)
@@ -154,8 +293,8 @@ def test_what_did_not_come_back_is_named_again_and_what_a_user_removed_is_not(
     image: Image, tmp_path: Path
 ) -> None:
     image.has("jq", "1.7")  # as the image brought it, so that only the wake says that it is wanted
-    machine = image.system(since_ns=1 << 62)
-    wanted = Packages({"jq": "1.6", "tree": "2.0"}, {"pip": "0.1", "gone": "1.0"}, {"mine": "2.0"})
+    machine = image.system(image=Packages({"jq": "1.6"}))
+    wanted = Packages({"jq": "1.6", "tree": "2.0"}, {"gone": "1.0"}, {"mine": "2.0"})
     note_wanted(tmp_path, machine, wanted)
     kept = Packages({"jq": "1.7", "tree": "2.0"}, wanted.pip, wanted.files)
     assert packages_to_record(tmp_path, machine) == kept

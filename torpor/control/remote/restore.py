@@ -12,7 +12,7 @@ from torpor.control.remote.limits import check_fetches
 from torpor.control.remote.run import OnEvent, RemoteRun
 from torpor.control.store.object_store import ObjectStore
 from torpor.shared.values import MIB, GpuUse, StoredSnapshot
-from torpor.shared.wire.packages import PackagesBack, PutPackagesBack
+from torpor.shared.wire.packages import ANSWER_S, PackagesBack, PutPackagesBack
 from torpor.shared.wire.restore import (
     BeginRestore,
     Checked,
@@ -156,10 +156,9 @@ class RemoteRestore(RemoteRun):
         self._changed, self.moved_aside = checked.changed, checked.moved_aside
         return checked
 
-    def put_packages_back(self, *, install: bool, rented: bool) -> PackagesBack:
-        """Put back the packages that the snapshot names and the machine lacks; without ``install``,
-        only have the machine remember them."""
-        return self._call_resuming(PutPackagesBack(self.run, install, rented))
+    def put_packages_back(self, *, rented: bool) -> PackagesBack:
+        """Put back the packages that the snapshot names and the machine lacks."""
+        return self._call(PutPackagesBack(self.run, rented), within_s=ANSWER_S)
 
     def end(self) -> None:
         """Give the workspace back."""

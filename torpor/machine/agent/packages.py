@@ -7,51 +7,66 @@ apt-get and pip as an argument of its own. No shell runs.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from torpor.machine.agent.environment import package_places
-from torpor.machine.agent.losses import machine_began_ns
-from torpor.machine.tree.owned import RECORDS, Owned, installed_by_apt
+from torpor.machine.agent.environment import package_places, packages_of_python
+from torpor.machine.agent.goal import SPARE_BYTES
+from torpor.machine.tree.owned import installed_by_apt, only_needed
 from torpor.shared.format.packages import Packages, normalized
-from torpor.shared.values import learned
+from torpor.shared.values import MIB, learned
 from torpor.shared.wire.activity import MACHINE_VARIABLE
-from torpor.shared.wire.packages import NotBack, PackagesBack
+from torpor.shared.wire.packages import INSTALL_S, SETTLE_S, NotBack, PackagesBack
 
-INSTALL_S: Final = 600.0
-"""How long apt-get and pip may take together; apt-get may take two thirds of it."""
+R = TypeVar("R")
+
 _LOOK_S: Final = 30.0
 _POLL_S: Final = 0.1
-_TAIL_BYTES: Final = 4096
+_LOCK_S: Final = 0.5
+_TAIL_BYTES: Final = 1 << 20
 _SHOWN: Final = 100
 """The most names in an answer."""
+_MOST_REASONS: Final = 20
 _RECORD: Final = "packages.json"
+_IMAGE: Final = "image-packages.json"
 _OWN: Final = "torpor installs nothing on a machine of your own"
 _SHARED: Final = "this machine is a folder of its host, and torpor installs nothing there"
 _LATE: Final = f"the {INSTALL_S:.0f} s that torpor takes for packages were over"
+_OF_THE_IMAGE: Final = "belongs to the image of a machine, and torpor never installs it"
+_IMAGES_OWN: Final = re.compile(
+    r"linux-.*|.*-dkms|dkms|initramfs-tools.*|dracut.*|grub.*|shim.*|systemd.*|udev|dbus.*"
+    r"|(lib)?nvidia-.*|cuda-drivers.*|xserver-xorg-video-nvidia.*|amdgpu.*|rocm-dkms"
+    r"|.*guest-agent.*|google-.*|gce-.*|walinuxagent|cloud-.*|ec2-.*|amazon-.*|open-vm-tools.*"
+    r"|openssh-server|dropbear.*|ufw|firewalld|iptables.*|nftables|netplan.*|network-manager.*"
+    r"|ifupdown.*|isc-dhcp-.*|dhcpcd.*|resolvconf|openresolv|wpasupplicant"
+)
+"""Kernels, drivers, what a machine boots by, and what its cloud, SSH and network need: those of one
+market can cut the machine of another off."""
 
 
 class System(NamedTuple):
     """A machine's packages. ``prefix``: below which its files lie. ``python``: its own Python, and
-    the ``places`` of that one's packages. ``since_ns``: what is older came with the image; 0 where
-    that is not known. ``why_not``: why nothing is installed here; empty where it may be."""
+    the ``places`` of that one's packages. ``image``: what was there when the agent first started;
+    None where that is not known. ``why_not``: why nothing is installed here; empty where it may
+    be."""
 
     prefix: str
     python: str
     places: Sequence[str]
-    since_ns: int
+    image: Packages | None
     why_not: str = ""
 
     def apt(self) -> dict[str, str]:
@@ -60,36 +75,21 @@ class System(NamedTuple):
 
     def pip(self) -> dict[str, str]:
         """The packages of its Python, with their versions, whoever installed them."""
-        found: dict[str, str] = {}
-        for package in importlib.metadata.distributions(path=list(self.places)):
-            named = getattr(package, "name", None)
-            if named:
-                found.setdefault(normalized(named), package.version)
-        return found
+        return {normalized(one.name): one.version for one in packages_of_python(self.places)}
 
     def added(self) -> Packages:
-        """What was added since the machine began."""
-        if not self.since_ns:
+        """What pip was asked for or has brought, and what apt was asked for, by names that were not
+        there when the agent first started: not what was upgraded."""
+        if self.image is None:
             return Packages()
-        owned = Owned(self.prefix, self.since_ns)
         pip: dict[str, str] = {}
         files: dict[str, str] = {}
-        for place, entry in self._new_records():
-            before = len(owned.pip)
-            owned.learn(place, entry.name, whole=False)
-            if len(owned.pip) > before:
-                name, _, version = next(reversed(owned.pip))[1].partition(" ")
-                by_file = os.path.lexists(f"{entry.path}/direct_url.json")
-                (files if by_file else pip)[normalized(name)] = version
-        there, asked = self.apt(), (words.partition(" ")[0] for words in owned.apt)
-        return Packages({n: there[n] for n in asked if n in there}, pip, files).checked()
-
-    def _new_records(self) -> Iterable[tuple[str, os.DirEntry[str]]]:
-        for place in self.places:
-            with suppress(OSError), os.scandir(place) as names:
-                for entry in names:
-                    if entry.name.endswith(RECORDS) and _changed_ns(entry) >= self.since_ns:
-                        yield place, entry
+        for one in packages_of_python(self.places):
+            if one.installer in ("pip", "uv") and normalized(one.name) not in self.image.pip:
+                by_file = os.path.lexists(f"{one.record}/direct_url.json")
+                (files if by_file else pip)[normalized(one.name)] = one.version
+        left_out = self.image.apt.keys() | only_needed(self.prefix)
+        return Packages({n: v for n, v in self.apt().items() if n not in left_out}, pip, files)
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -104,15 +104,24 @@ def this_system(home: Path, *, rented: bool = True) -> System:
     """This machine."""
     why_not = "" if rented else _OWN
     if MACHINE_VARIABLE in os.environ:
-        return System("", sys.executable, [], 0, _SHARED)
-    return System("", sys.executable, package_places(), machine_began_ns(home), why_not)
+        return System(str(home), sys.executable, [], None, _SHARED)
+    return System("", sys.executable, package_places(), _read(home / _IMAGE, Packages), why_not)
+
+
+def note_image(home: Path) -> None:
+    """Keep what is installed, once: when the agent first starts. It came with the image."""
+    if MACHINE_VARIABLE in os.environ or (home / _IMAGE).exists():
+        return
+    system = this_system(home)
+    with suppress(OSError):  # then no snapshot names packages
+        _write(home / _IMAGE, Packages(system.apt(), system.pip()))
 
 
 def packages_to_record(home: Path, system: System) -> Packages:
     """What a snapshot of this machine names: what was added here, and what an earlier machine had,
     unless somebody has removed it here."""
-    added, kept = system.added(), _kept(home)
-    if kept == _Kept():
+    added, kept = system.added().checked(), _read(home / _RECORD, _Kept)
+    if kept is None:
         return added
     pip = system.pip()
     return Packages(
@@ -128,18 +137,17 @@ def note_wanted(home: Path, system: System, wanted: Packages) -> None:
     apt, pip = system.apt(), system.pip()
     missing = Packages(
         {n: v for n, v in wanted.apt.items() if n not in apt},
-        {n: v for n, v in wanted.pip.items() if pip.get(n) != v},
-        {n: v for n, v in wanted.files.items() if pip.get(n) != v},
+        {n: v for n, v in wanted.pip.items() if n not in pip},
+        {n: v for n, v in wanted.files.items() if n not in pip},
     )
-    unfinished = home / f"{_RECORD}.new"
-    unfinished.write_bytes(msgspec.json.encode(_Kept(wanted, missing)))
-    unfinished.rename(home / _RECORD)
+    _write(home / _RECORD, _Kept(wanted, missing))
 
 
 def put_back(
     system: System, wanted: Packages, check: Callable[[], None], within_s: float = INSTALL_S
 ) -> PackagesBack:
-    """Install what this machine lacks. ``check`` may raise, which ends the program that runs."""
+    """Install what this machine lacks. ``check`` may raise, which ends the program that runs; one
+    that changes the system by then comes to its end before."""
     began_s = time.monotonic()
     apt = _Apt(system, wanted.apt, began_s + within_s * 2 / 3, check).put_back()
     pip = _Pip(system, wanted, began_s + within_s, check).put_back()
@@ -162,7 +170,10 @@ class _Outcome(NamedTuple):
         found: dict[str, list[str]] = {}
         for name, why in self.missing.items():
             found.setdefault(why, []).append(name)
-        whole = list(found.items())[: _SHOWN // 2]
+        whole = list(found.items())
+        if len(whole) > _MOST_REASONS:
+            rest = [name for _, names in whole[_MOST_REASONS - 1 :] for name in names]
+            whole = [*whole[: _MOST_REASONS - 1], ("for other reasons each", rest)]
         return [NotBack(self.kind, why, names[:_SHOWN], len(names)) for why, names in whole]
 
 
@@ -174,20 +185,20 @@ class _Ran(NamedTuple):
         """The last line that begins with ``word``, or else the last one."""
         lines = [" ".join(line.split()) for line in self.tail.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith(word)] or lines
-        return errors[-1][:300] if errors else f"it ended with status {self.status}"
+        if self.status == 0 or not errors:
+            return f"it ended with status {self.status}, and the package is not there"
+        return errors[-1][:300]
 
     def says(self, *words: str) -> bool:
         return any(word in self.tail.lower() for word in words)
 
 
-class _Installer:
+class _Installer(ABC):
     """What apt's and pip's have in common. ``ends_s``: by the monotonic clock."""
 
     kind = ""
     error = ""
     """How a line that says why begins."""
-    for_all: tuple[str, ...] = ()
-    """Words of a fault that no other choice of packages mends."""
 
     def __init__(
         self,
@@ -202,60 +213,73 @@ class _Installer:
         self._check = check
         self._why: dict[str, str] = {}
 
+    @abstractmethod
     def there(self) -> dict[str, str]:
         """What is installed now."""
-        raise NotImplementedError
 
-    def lacking(self) -> list[str]:
-        raise NotImplementedError
-
-    def install(self, names: Sequence[str]) -> _Ran:
-        raise NotImplementedError
-
+    @abstractmethod
     def prepare(self, names: Sequence[str]) -> str:
         """Why nothing can be installed; empty where it can be."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def install(self, names: Sequence[str]) -> _Ran: ...
+
+    @abstractmethod
+    def is_for_all(self, ran: _Ran) -> bool:
+        """Whether no other choice of packages mends what went wrong."""
+
+    def why(self, ran: _Ran) -> str:
+        return ran.why(self.error)
+
+    def lacking(self) -> list[str]:
+        there = self.there()
+        return [name for name in self._wanted if name not in there]
 
     def put_back(self) -> _Outcome:
         lacked = self.lacking()
         if lacked:
-            why_not = self._system.why_not or self.prepare(lacked)
+            why_not = self._system.why_not or self._no_room() or self.prepare(lacked)
             if why_not:
                 self._why.update(dict.fromkeys(lacked, why_not))
             self._install([name for name in lacked if name not in self._why])
         there = self.there()
         back = [f"{n} {v} ({self.kind})" for n in lacked if (v := self._wanted[n]) == there.get(n)]
         other = [
-            f"{n} {there[n]} instead of {v} ({self.kind}){self._because(n)}"
+            f"{n} {there[n]} instead of {v} ({self.kind})"
             for n, v in self._wanted.items()
             if n in there and there[n] != v
         ]
         gone = [n for n in lacked if n not in there]
         return _Outcome(self.kind, back, other, {n: self._why.get(n, _LATE) for n in gone})
 
-    def _because(self, name: str) -> str:
-        why = self._why.get(name)
-        return f": {why}" if why else ""
-
     def _install(self, names: Sequence[str]) -> None:
         """All at once, or else one after another, so that one that fails keeps no other away."""
         if not names:
             return
         ran = self.install(names)
-        if ran.status == 0 or ran.says(*self.for_all):
-            words = ran.why(self.error) if ran.status else ""
-            self._why.update(dict.fromkeys(names, words))
+        if ran.status == 0 or self.is_for_all(ran):
+            self._why.update(dict.fromkeys(names, self.why(ran)))
             return
         lacked = {*self.lacking()}
         for name in [name for name in names if name in lacked]:
             if time.monotonic() >= self._ends_s:
                 return
+            if no_room := self._no_room():
+                self._why[name] = no_room
+                continue
             ran = self.install([name])
-            if ran.status:
-                self._why[name] = ran.why(self.error)
+            self._why[name] = self.why(ran)
 
-    def run(self, argv: Sequence[str]) -> _Ran:
-        """Run a program until the time is over, and return the end of what it printed."""
+    def _no_room(self) -> str:
+        """Why nothing more may be written: the next save needs some room."""
+        if shutil.disk_usage(self._system.prefix or "/").free >= SPARE_BYTES:
+            return ""
+        return f"less than {SPARE_BYTES // MIB} MiB are free on the machine's disk"
+
+    def run(self, argv: Sequence[str], changes_after: str | None = None) -> _Ran:
+        """Run a program until the time is over, and return the end of what it printed. One that has
+        printed ``changes_after`` changes the system, and is not ended: half of a package would keep
+        apt and Python from working."""
         with tempfile.TemporaryFile() as output:
             try:
                 process = subprocess.Popen(
@@ -269,16 +293,21 @@ class _Installer:
                 )
             except OSError as error:
                 return _Ran(127, f"{argv[0]}: {error.strerror}")
+            late = False
             try:
-                late = self._wait(process)
+                late = self._is_late(process)
             finally:
-                _end(process)
-            size = output.seek(0, os.SEEK_END)
-            output.seek(max(0, size - _TAIL_BYTES))
-            tail = output.read().decode(errors="replace")
-        return _Ran(124, f"{tail}\n{self.error}{_LATE}") if late else _Ran(process.wait(), tail)
+                if changes_after is not None and changes_after in _printed(output):
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(SETTLE_S)
+                else:
+                    _end(process)
+            printed, status = _printed(output), process.poll()
+        if status != 0 and late:
+            return _Ran(124, f"{printed}\n{self.error}{_LATE}")
+        return _Ran(124 if status is None else status, printed)
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> bool:
+    def _is_late(self, process: subprocess.Popen[bytes]) -> bool:
         """Whether it had not ended when the time was over."""
         while process.poll() is None:
             self._check()
@@ -292,7 +321,6 @@ class _Installer:
 class _Apt(_Installer):
     kind = "apt"
     error = "E: "
-    for_all = ("could not get lock", "unable to acquire", "dpkg was interrupted", _LATE.lower())
 
     def __init__(
         self,
@@ -307,37 +335,87 @@ class _Apt(_Installer):
     def there(self) -> dict[str, str]:
         return self._system.apt()
 
-    def lacking(self) -> list[str]:
-        there = self.there()
-        return [name for name in self._wanted if name not in there]
+    def is_for_all(self, ran: _Ran) -> bool:
+        return ran.says(
+            "could not get lock", "unable to acquire", "dpkg was interrupted", _LATE.lower()
+        )
 
     def prepare(self, names: Sequence[str]) -> str:
         if shutil.which("apt-get") is None:
             return "this machine has no apt-get"
         if not _is_root() and self.run(["sudo", "-n", "true"]).status:
             return "its user is not root and may not use sudo without a password"
-        updated = self.run([*self._apt_get(), "update"])
+        self._why.update((n, _OF_THE_IMAGE) for n in names if _IMAGES_OWN.fullmatch(n))
+        names = [name for name in names if name not in self._why]
+        if not names:
+            return ""
+        if self._was_interrupted():
+            self.run([*self._root(), "dpkg", "--configure", "-a"], "")
+        updated = self._update()
         offered = self._offered(names)
-        more = f", and apt-get update says: {updated.why(self.error)}" if updated.status else ""
+        unknown = f"apt-get update says: {self.why(updated)}" if updated.status else ""
+        if offered is None:
+            unknown = unknown or "apt-cache did not answer"
         for name in names:
-            versions = offered.get(name, set())
+            versions = (offered or {}).get(name, set())
             if not versions:
-                self._why[name] = f"no package source of this machine has it{more}"
+                self._why[name] = (
+                    f"whether a package source of this machine has it is not known: {unknown}"
+                    if unknown
+                    else "no package source of this machine has it"
+                )
             exact = self._wanted[name] in versions
             self._asked[name] = f"{name}={self._wanted[name]}" if exact else name
         return ""
 
     def install(self, names: Sequence[str]) -> _Ran:
-        argv = [*self._apt_get(), "install", "-y", "--no-remove"]
-        argv += ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold"]
-        return self.run([*argv, "--", *(self._asked[name] for name in names)])
+        asked = [self._asked[name] for name in names]
+        ran = self._installed(asked)
+        if ran.status and len(names) == 1 and asked != [*names] and not self.is_for_all(ran):
+            # an older version may not fit to what the image has in a newer one
+            ran = self._installed(names)
+        return ran
 
-    def _offered(self, names: Sequence[str]) -> dict[str, set[str]]:
-        """The versions that the sources have of each. apt-get takes a name that it does not know
-        for an expression, and would install what matches it."""
+    def _installed(self, asked: Sequence[str]) -> _Ran:
+        """Look what apt-get would install, download that, and install it."""
+        argv = ["install", "-y", "--no-remove"]
+        argv += ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold"]
+        ran = self.run([*self._apt_get(), *argv, "--simulate", "--", *asked])
+        if ran.status:
+            return ran
+        planned = [line.split()[1] for line in ran.tail.splitlines() if line.startswith("Inst ")]
+        for name in planned:
+            if _IMAGES_OWN.fullmatch(name):
+                return _Ran(1, f"{self.error}it needs {name}, which {_OF_THE_IMAGE}")
+        ran = self.run([*self._apt_get(), *argv, "--download-only", "--", *asked])
+        if ran.status:
+            return ran
+        return self.run([*self._apt_get(ends=False), *argv, "--", *asked], "")
+
+    def _was_interrupted(self) -> bool:
+        """Whether dpkg was ended in the middle, and wants to go on first."""
+        with suppress(OSError), os.scandir(f"{self._system.prefix}/var/lib/dpkg/updates") as names:
+            return any(entry.name.isdigit() for entry in names)
+        return False
+
+    def _update(self) -> _Ran:
+        """Again while another apt-get, such as the one of a first boot, holds the lock of the
+        lists, for which apt-get does not wait."""
+        ran = self.run([*self._apt_get(), "update"])
+        while ran.status and ran.says("could not get lock", "unable to lock"):
+            if time.monotonic() + _LOCK_S >= self._ends_s:
+                break
+            self._check()
+            time.sleep(_LOCK_S)
+            ran = self.run([*self._apt_get(), "update"])
+        return ran
+
+    def _offered(self, names: Sequence[str]) -> dict[str, set[str]] | None:
+        """The versions that the sources have of each; None where apt-cache does not say. apt-get
+        takes a name that it does not know for an expression, and would install what matches it."""
         found: dict[str, set[str]] = {}
         with tempfile.TemporaryFile() as output:
-            with suppress(OSError, subprocess.TimeoutExpired):
+            try:
                 subprocess.run(
                     ["apt-cache", "madison", "--", *names],
                     stdin=subprocess.DEVNULL,
@@ -345,8 +423,10 @@ class _Apt(_Installer):
                     stderr=subprocess.DEVNULL,
                     env=_variables(),
                     timeout=_LOOK_S,
-                    check=False,
+                    check=True,
                 )
+            except (OSError, subprocess.SubprocessError):
+                return None
             output.seek(0)
             for line in output:
                 fields = [field.strip() for field in line.decode(errors="replace").split("|")]
@@ -354,18 +434,21 @@ class _Apt(_Installer):
                     found.setdefault(fields[0], set()).add(fields[1])
         return found
 
-    def _apt_get(self) -> list[str]:
+    def _apt_get(self, *, ends: bool = True) -> list[str]:
         """``timeout`` also ends an apt-get of root's, which its user may not."""
-        sudo = [] if _is_root() else ["sudo", "-n"]
         left_s = max(1, int(self._ends_s - time.monotonic()))
-        argv = [*sudo, "env", "DEBIAN_FRONTEND=noninteractive", "timeout", "-k", "10", str(left_s)]
-        return [*argv, "apt-get", "-o", "Acquire::Retries=3", "-o", "DPkg::Lock::Timeout=60"]
+        timeout = ["timeout", "-k", "10", str(left_s)] if ends else []
+        argv = [*self._root(), *timeout, "apt-get", "-o", "Acquire::Retries=3"]
+        return [*argv, "-o", f"DPkg::Lock::Timeout={left_s}"]
+
+    def _root(self) -> list[str]:
+        sudo = [] if _is_root() else ["sudo", "-n"]
+        return [*sudo, "env", "DEBIAN_FRONTEND=noninteractive", "NEEDRESTART_SUSPEND=1"]
 
 
 class _Pip(_Installer):
     kind = "pip"
     error = "ERROR: "
-    for_all = ("connection", "name resolution", "timed out", "no space left", _LATE.lower())
 
     def __init__(
         self, system: System, wanted: Packages, ends_s: float, check: Callable[[], None]
@@ -376,37 +459,53 @@ class _Pip(_Installer):
     def there(self) -> dict[str, str]:
         return self._system.pip()
 
-    def lacking(self) -> list[str]:
-        there = self.there()
-        return [name for name, version in self._wanted.items() if there.get(name) != version]
+    def is_for_all(self, ran: _Ran) -> bool:
+        return self._is_away(ran) or ran.says("no space left", _LATE.lower())
+
+    def why(self, ran: _Ran) -> str:
+        if self._is_away(ran):
+            return "pip did not reach its index"
+        if ran.says("no matching distribution found for"):
+            return "pip's index has no wheel of this version for this machine"
+        return super().why(ran)
 
     def prepare(self, names: Sequence[str]) -> str:
         by_file = [name for name in names if name in self._files]
-        why = "pip had it from a file, a folder or an address, which no index has to have"
+        why = (
+            "pip had it from a file, a folder or an address, and no index has to have it; install "
+            "it from there"
+        )
         self._why.update(dict.fromkeys(by_file, why))
         if len(by_file) == len(names) or self.run([*self._argv(), "--version"]).status == 0:
             return ""
         return f"the machine's Python, {self._system.python}, has no pip"
 
     def install(self, names: Sequence[str]) -> _Ran:
+        """Wheels alone: building from source runs any project's code, and may take hours."""
         argv = [*self._argv(), "install", "--no-input", "--disable-pip-version-check"]
-        argv += ["--retries", "1", "--progress-bar", "off"]
+        argv += ["--retries", "1", "--progress-bar", "off", "--no-cache-dir"]
+        argv += ["--only-binary", ":all:"]
         if self._is_managed():
             argv.append("--break-system-packages")
-        return self.run([*argv, "--", *(f"{name}=={self._wanted[name]}" for name in names)])
+        argv += ["--", *(f"{name}=={self._wanted[name]}" for name in names)]
+        return self.run(argv, "Installing collected packages")
+
+    def _is_away(self, ran: _Ran) -> bool:
+        lines = ran.tail.splitlines()
+        return any(line.startswith("WARNING: Retrying (") for line in lines) and any(
+            line.startswith(self.error) and line.endswith("(from versions: none)") for line in lines
+        )
 
     def _argv(self) -> list[str]:
         return [self._system.python, "-E", "-m", "pip"]
 
     def _is_managed(self) -> bool:
         """Whether its Python is the system's by PEP 668, whose pip wants to be told."""
-        code = "import sysconfig; print(sysconfig.get_path('stdlib'))"
-        ran = self.run([self._system.python, "-I", "-c", code])
-        return Path(ran.tail.strip(), "EXTERNALLY-MANAGED").exists() and _in_no_venv(self._system)
-
-
-def _in_no_venv(system: System) -> bool:
-    return not Path(system.python).parent.with_name("pyvenv.cfg").exists()
+        code = (
+            "import os, sys, sysconfig; print(sys.prefix == sys.base_prefix and "
+            "os.path.exists(sysconfig.get_path('stdlib') + '/EXTERNALLY-MANAGED'))"
+        )
+        return self.run([self._system.python, "-I", "-c", code]).tail.strip() == "True"
 
 
 def _with_wanted(
@@ -421,18 +520,23 @@ def _with_wanted(
     return {**found, **added}
 
 
-def _kept(home: Path) -> _Kept:
+def _read(path: Path, kind: type[R]) -> R | None:
     try:
-        return msgspec.json.decode((home / _RECORD).read_bytes(), type=learned(_Kept))
+        return msgspec.json.decode(path.read_bytes(), type=learned(kind))
     except (OSError, msgspec.DecodeError):
-        return _Kept()
+        return None
 
 
-def _changed_ns(entry: os.DirEntry[str]) -> int:
-    try:
-        return entry.stat(follow_symlinks=False).st_ctime_ns
-    except OSError:
-        return 0
+def _write(path: Path, record: Packages | _Kept) -> None:
+    unfinished = path.with_suffix(".new")
+    unfinished.write_bytes(msgspec.json.encode(record))
+    unfinished.rename(path)
+
+
+def _printed(output: IO[bytes]) -> str:
+    size = os.fstat(output.fileno()).st_size
+    start = max(0, size - _TAIL_BYTES)
+    return os.pread(output.fileno(), size - start, start).decode(errors="replace")
 
 
 def _is_root() -> bool:
@@ -447,7 +551,7 @@ def _variables() -> dict[str, str]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End it with its children. One of root's ends by its own limit."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             return
         with suppress(ProcessLookupError, PermissionError):

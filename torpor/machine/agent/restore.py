@@ -179,12 +179,11 @@ class RestoreRun(AgentRun):
         return checked(compared, changed)
 
     def packages(self, request: PutPackagesBack, call: Call) -> PackagesBack:
-        """Put back the packages that the snapshot names, or only remember them."""
+        """Put back the packages that the snapshot names. They are remembered before, in case that
+        this is never done, and after, because then fewer are missing."""
         wanted = packages_in(self._has_begun().wanted.manifest.environment)
         system = this_system(self.home, rented=request.rented)
-        if not request.install:
-            note_wanted(self.home, system, wanted)
-            return PackagesBack([], 0, [], 0, [])
+        note_wanted(self.home, system, wanted)
         try:
             return put_back(system, wanted, partial(self.check, call))
         finally:

@@ -63,13 +63,7 @@ class Owned:
     def apt(self) -> list[str]:
         """The packages that apt has added or changed, each with its version, without those that
         were only installed as dependencies."""
-        needed, name = set(), ""
-        for line in _lines(f"{self._prefix}/var/lib/apt/extended_states"):
-            if line.startswith("Package: "):
-                name = line[9:]
-            elif line == "Auto-Installed: 1":
-                needed.add(name)
-        asked = sorted(set(self._added) - needed)
+        asked = sorted(set(self._added) - only_needed(self._prefix))
         return [f"{name} {self._versions.get(name, '')}".strip() for name in asked]
 
     @cached_property
@@ -106,6 +100,17 @@ class Owned:
                 path, _, rest = line.strip().partition(" ")
                 found[path] = rest.partition(" ")[0]
         return found
+
+
+def only_needed(prefix: str) -> set[str]:
+    """The packages that apt has installed only because others need them."""
+    needed, name = set(), ""
+    for line in _lines(f"{prefix}/var/lib/apt/extended_states"):
+        if line.startswith("Package: "):
+            name = line[9:]
+        elif line == "Auto-Installed: 1":
+            needed.add(name)
+    return needed
 
 
 def installed_by_apt(prefix: str) -> dict[str, str]:

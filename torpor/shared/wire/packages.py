@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
 from torpor.shared.wire.request import Count, Names, OfRun, Words
+
+INSTALL_S: Final = 600.0
+"""How long apt-get and pip may take together until they change the system; apt-get may take two
+thirds of it."""
+SETTLE_S: Final = 1800.0
+"""How long either may then change the system, whatever happens."""
+ANSWER_S: Final = INSTALL_S + 2 * SETTLE_S + 120.0
 
 
 class NotBack(msgspec.Struct, frozen=True):
@@ -32,10 +39,9 @@ class PackagesBack(msgspec.Struct, frozen=True):
 
 class PutPackagesBack(OfRun[PackagesBack], frozen=True):
     """Put back what the snapshot of this restore names of packages of apt and pip, outside of the
-    workspace, and what the machine lacks. Without ``install``, only remember these names: then the
-    answer is empty, and later snapshots of the machine name them. ``rented``: nothing is installed
-    on a machine that is not. Repeatable; writes nothing into the workspace."""
+    workspace, and what the machine lacks. Before the machine is handed over. Later snapshots of the
+    machine name them, too. ``rented``: nothing is installed on a machine that is not. Repeatable;
+    writes nothing into the workspace."""
 
     op = "restore.packages"
-    install: bool
     rented: bool
