@@ -71,7 +71,7 @@ def _see_that_mistakes_are_explained(newcomer: Newcomer) -> None:
     for wrong in (("status", "frist"), ("job", "list", "frist"), ("wake", "frist", "--yes")):
         typo = newcomer.torpor(*wrong)
         assert typo.returncode == 2
-        assert "(there is first" in typo.stderr
+        assert "(saved: first" in typo.stderr
         assert "Traceback" not in typo.stderr
     assert "1 offer fits workspace first" in _done(newcomer, "offers", "first")
 

@@ -168,7 +168,7 @@ def test_all_workspaces_are_backed_up_also_after_one_fails() -> None:
         with twice, raises(InvalidInput, "2 blocks are for workspace demo"):
             backup.fn(ALL)
         assert _ids(standing) == [newest]
-        with Shows(standing.opened), raises(InvalidInput, "name the workspace too"):
+        with Shows(standing.opened), raises(InvalidInput, "or name its workspace"):
             backup.fn(ALL, machine="m-1")
 
 

@@ -379,7 +379,7 @@ def test_a_supervisor_that_is_killed_before_its_record_leaves_no_copy(
 ) -> None:
     frozen = freezing.is_frozen().frozen
     length = len(freezing.lines())
-    was = "        self._folder.write(self._kept)\n        self._written = True  # before it runs"
+    was = "        self._folder.write(self._kept)\n        self._written = True"
     killed = f"        os.kill(os.getpid(), signal.SIGKILL)\n{was}"
     source = copy_agent(tmp_path / "killed", ("torpor/machine/supervisor/process.py", was, killed))
     (source / "__main__.py").write_text(
