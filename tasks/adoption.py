@@ -134,7 +134,8 @@ def set_mark(provider: Provider, machine: Machine, label: Label | None) -> None:
     if not isinstance(provider, Adopts):
         raise InvalidInput(
             f"{provider.identity} keeps no label for machine {machine.id}, and torpor adopts only "
-            "machines that it can label: `torpor create` rents one that torpor ends by itself"
+            "machines that it can label. `torpor hibernate WORKSPACE --machine USER@HOST` stores "
+            "its work and leaves it; `torpor wake WORKSPACE` then rents one that torpor ends"
         )
     provider.mark(machine, label)
     for wait_s in _SHOWN_S:
