@@ -35,7 +35,9 @@ from torpor.shared.values import MachineId, ObjectKey
 pytestmark = pytest.mark.usefixtures("needs_server")
 
 ID = "3f2a9c81d04e"
-_LONG = ["sh", "-c", "i=0; while true; do i=$((i+1)); echo $i > step; sleep 0.1; done"]
+# Renamed into place: a command that ends while it writes leaves no empty file.
+_COUNT = "i=0; while true; do i=$((i+1)); echo $i > step.new; mv step.new step; sleep 0.1; done"
+_LONG = ["sh", "-c", _COUNT]
 
 
 @pytest.fixture(autouse=True)
