@@ -12,7 +12,7 @@ from prefect.blocks.core import Block
 from pydantic import AfterValidator, ConfigDict, Field, HttpUrl, SecretStr, field_validator
 
 from blocks.container import Containers
-from blocks.reference import LOGOS, load_named, saved_names
+from blocks.reference import LOGOS, load_named, saved_names_of
 from torpor.control.providers import lambda_cloud, runpod, tensordock, vast, verda
 from torpor.control.providers.hostkey import provider as hostkey
 from torpor.control.providers.provider import Provider
@@ -309,18 +309,17 @@ def check_account_name(block: Block) -> None:
     from blocks import PROVIDERS
 
     keyed = [kind for kind in PROVIDERS if issubclass(kind, KeyedProvider)]
-    for kind in keyed:
-        for name in saved_names(kind):
-            with suppress(InvalidInput):  # a block that cannot be used has no account name
-                other = load_named(kind, name, of="a provider block")
-                if other.api_key == block.api_key or other.open().identity != block.account:
-                    continue
-                shared = f"{kind.get_block_type_slug()}/{name}"
-                break
-        else:
-            continue
-        raise InvalidInput(
-            f"the provider block {block._block_document_name or block.account} calls its account "
-            f"{block.account}, which is the account of the block {shared}: two accounts cannot "
-            "share a name. Delete the block with the old key, or clear `account` in one of them"
-        )
+    for kind, name in saved_names_of(keyed):
+        with suppress(InvalidInput):  # a block that cannot be used has no account name
+            other = load_named(kind, name, of="a provider block")
+            if other.api_key == block.api_key or other.open().identity != block.account:
+                continue
+            shared = f"{kind.get_block_type_slug()}/{name}"
+            break
+    else:
+        return
+    raise InvalidInput(
+        f"the provider block {block._block_document_name or block.account} calls its account "
+        f"{block.account}, which is the account of the block {shared}: two accounts cannot "
+        "share a name. Delete the block with the old key, or clear `account` in one of them"
+    )

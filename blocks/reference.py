@@ -153,8 +153,17 @@ def _near(name: str, names: Sequence[str]) -> str:
 
 def load_all(kind: type[BlockT], *, of: str = "this installation") -> list[BlockT]:
     """Every saved block of this type; InvalidInput if one of them is damaged."""
+    return _load_all([(kind, name) for name in saved_names(kind)], of)
+
+
+def load_all_of(kinds: Sequence[type[BlockT]], *, of: str = "this installation") -> list[BlockT]:
+    """Every saved block of these types; InvalidInput if one of them is damaged."""
+    return _load_all(saved_names_of(kinds), of)
+
+
+def _load_all(named: Sequence[tuple[type[BlockT], str]], of: str) -> list[BlockT]:
     found = []
-    for name in saved_names(kind):
+    for kind, name in named:
         try:
             found.append(load_named(kind, name, of=of))
         except InvalidInput:
@@ -166,6 +175,20 @@ def load_all(kind: type[BlockT], *, of: str = "this installation") -> list[Block
 def saved_names(kind: type[Block]) -> list[str]:
     """The name of every saved block of this type."""
     return [one.name for one in _documents(kind) if one.name]
+
+
+def saved_names_of(kinds: Sequence[type[BlockT]]) -> list[tuple[type[BlockT], str]]:
+    """The type and name of every saved block of these types, in their order: two requests, where
+    the server sends all of them at once."""
+    by_slug = {kind.get_block_type_slug(): kind for kind in kinds}
+    wanted = {"block_types": {"slug": {"any_": [*by_slug]}}}
+    with get_client(sync_client=True) as client:
+        documents = client.request("POST", "/block_documents/filter", json=wanted).json()
+        count = client.request("POST", "/block_documents/count", json=wanted).json()
+    if len(documents) != count:  # it sends fewer at once, or one was saved or deleted meanwhile
+        return [(kind, name) for kind in kinds for name in saved_names(kind)]
+    named = [(by_slug[one["block_type"]["slug"]], one["name"]) for one in documents]
+    return sorted(named, key=lambda one: (kinds.index(one[0]), one[1]))
 
 
 def _documents(kind: type[Block]) -> list[BlockDocument]:

@@ -20,10 +20,10 @@ from blocks.reference import (
     OptionalReference,
     Reference,
     load,
-    load_all,
+    load_all_of,
     load_named,
     loaded_once,
-    saved_names,
+    saved_names_of,
 )
 from blocks.ssh_identity import SSHIdentity
 from blocks.tuning import Tuning
@@ -452,24 +452,19 @@ def open_all_providers() -> tuple[Provider, ...]:
     """Every provider block of the installation, ready to use, but for machines on the host of a
     server elsewhere, which cannot be reached from here: `torpor up` saves a block of them there."""
     elsewhere = connected_server()
-    return tuple(
-        _opened(block)
-        for kind in blocks.PROVIDERS
-        if not (elsewhere and kind is blocks.LocalProvider)
-        for block in load_all(kind)
-    )
+    kinds = [one for one in blocks.PROVIDERS if not (elsewhere and one is blocks.LocalProvider)]
+    return tuple(_opened(block) for block in load_all_of(kinds))
 
 
 def open_each_provider() -> list[tuple[str, Provider | TorporError]]:
     """The same by their references, with the error of each that cannot be opened."""
     found: list[tuple[str, Provider | TorporError]] = []
-    for kind in blocks.PROVIDERS:
-        for name in saved_names(kind):
-            try:
-                opened: Provider | TorporError = _opened(load_named(kind, name, of="compare"))
-            except TorporError as error:
-                opened = error
-            found.append((f"{kind.get_block_type_slug()}/{name}", opened))
+    for kind, name in saved_names_of(blocks.PROVIDERS):
+        try:
+            opened: Provider | TorporError = _opened(load_named(kind, name, of="compare"))
+        except TorporError as error:
+            opened = error
+        found.append((f"{kind.get_block_type_slug()}/{name}", opened))
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prefect import flow
 from prefect.blocks.core import Block
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.deployments import run_deployment
 from prefect_aws.credentials import AwsCredentials
 from pydantic import Field, SecretStr, ValidationError
@@ -22,7 +23,7 @@ from blocks import (
     Workspace,
     reference,
 )
-from blocks.reference import load, load_all
+from blocks.reference import load, load_all, saved_names_of
 from deployments.server import Server
 from tasks.workspace import OpenWorkspace
 from tasks.workspace_blocks import open_all
@@ -53,6 +54,11 @@ class Lookalike(Block):
 class Deleted(Lookalike):
     _block_type_name = "Deleted"
     _block_type_slug = "deleted"
+
+
+class Listed(Lookalike):
+    _block_type_name = "Listed"
+    _block_type_slug = "listed"
 
 
 class NeverSaved(LocalProvider):
@@ -376,6 +382,28 @@ def test_a_block_object_as_a_deployment_parameter_arrives_whole(prefect_server: 
 @pytest.mark.usefixtures("prefect_server")
 def test_a_server_may_not_know_a_type_of_which_nothing_was_saved() -> None:
     assert load_all(NeverSaved) == []
+
+
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize("sent_at_once", [1, 200])
+def test_the_blocks_of_several_types_are_all_found_however_many_the_server_sends_at_once(
+    sent_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of somebody else may send fewer (PREFECT_SERVER_API_DEFAULT_LIMIT)."""
+    for name in ("a", "b"):
+        Listed(server=name).save(name, overwrite=True)
+    Lookalike().save("a", overwrite=True)
+    request = SyncPrefectClient.request
+
+    def limited(client: SyncPrefectClient, method: Any, path: Any, **asked: Any) -> Any:
+        if path.endswith("/filter"):
+            asked["json"]["limit"] = sent_at_once
+        return request(client, method, path, **asked)
+
+    monkeypatch.setattr(SyncPrefectClient, "request", limited)
+    found = saved_names_of([Listed, NeverSaved, Lookalike])
+    assert found[:3] == [(Listed, "a"), (Listed, "b"), (Lookalike, "a")]
+    assert {kind for kind, _ in found[3:]} <= {Lookalike}  # those of other tests
 
 
 @pytest.mark.usefixtures("prefect_server")

@@ -581,7 +581,10 @@ def test_a_workspace_with_a_market_is_looked_after_beside_the_machines_of_the_se
 ) -> None:
     """Each `torpor up` saves a block of the machines on its own host."""
     there = {LocalProvider: [LocalProvider()], VastProvider: [VastProvider(api_key="x")]}
-    monkeypatch.setattr("blocks.workspace.load_all", lambda kind: there.get(kind, []))
+    monkeypatch.setattr(
+        "blocks.workspace.load_all_of",
+        lambda kinds: [one for kind in kinds for one in there.get(kind, [])],
+    )
     market = VastProvider(api_key="x").open()
     assert len(Markets([market], open_all_providers).every()) == 2
     with _answering(_healthy(), LOGIN) as address:
