@@ -56,9 +56,9 @@ class Deleted(Lookalike):
     _block_type_slug = "deleted"
 
 
-class Listed(Lookalike):
-    _block_type_name = "Listed"
-    _block_type_slug = "listed"
+class OneOfSeveral(Lookalike):
+    _block_type_name = "One Of Several"
+    _block_type_slug = "one-of-several"
 
 
 class NeverSaved(LocalProvider):
@@ -391,7 +391,7 @@ def test_the_blocks_of_several_types_are_all_found_however_many_the_server_sends
 ) -> None:
     """A server of somebody else may send fewer (PREFECT_SERVER_API_DEFAULT_LIMIT)."""
     for name in ("a", "b"):
-        Listed(server=name).save(name, overwrite=True)
+        OneOfSeveral(server=name).save(name, overwrite=True)
     Lookalike().save("a", overwrite=True)
     request = SyncPrefectClient.request
 
@@ -401,8 +401,8 @@ def test_the_blocks_of_several_types_are_all_found_however_many_the_server_sends
         return request(client, method, path, **asked)
 
     monkeypatch.setattr(SyncPrefectClient, "request", limited)
-    found = saved_names_of([Listed, NeverSaved, Lookalike])
-    assert found[:3] == [(Listed, "a"), (Listed, "b"), (Lookalike, "a")]
+    found = saved_names_of([OneOfSeveral, NeverSaved, Lookalike])
+    assert found[:3] == [(OneOfSeveral, "a"), (OneOfSeveral, "b"), (Lookalike, "a")]
     assert {kind for kind, _ in found[3:]} <= {Lookalike}  # those of other tests
 
 
