@@ -37,7 +37,7 @@ def test_a_name_that_another_block_has_or_is_is_refused(
     name = blocks.VastProvider(api_key=old).open().identity
     saved = {"mine": blocks.VastProvider(api_key=old)}
     monkeypatch.setattr(
-        markets, "saved_names", lambda kind: [*saved] if kind is blocks.VastProvider else []
+        markets, "saved_names_of", lambda kinds: [(blocks.VastProvider, one) for one in saved]
     )
     monkeypatch.setattr(markets, "load_named", lambda kind, name, of: saved[name])
     claims = blocks.VastProvider(api_key=other, account=name)
