@@ -29,7 +29,7 @@ PACKAGES := packages-demo packages-test packages-bench packages-campaign package
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended load chaos soak model saves attacker rules kernels gpu bench release clean
+.PHONY: setup demo test test-all oracles check lint up boot automations down campaign rentals jobs unattended load chaos soak model saves sides attacker rules kernels gpu bench release clean
 
 # Debian's packages come first, so that one message names all that root must install.
 .PHONY: $(PACKAGES)
@@ -171,6 +171,10 @@ model: setup
 saves: setup
 	$(BIN)/python -m tests.saves.rules
 	$(BIN)/python -m tests.saves
+
+# Two control sides of one bucket at once, each of which burns down at random requests.
+sides: setup
+	$(BIN)/python -m tests.sides
 
 # The bucket is the attacker, while torpor goes on.
 attacker: setup

@@ -162,7 +162,7 @@ def opened_here(folder: Path) -> Iterator[tuple[OpenWorkspace, EmbeddedStore, Pa
             opened = OpenWorkspace(
                 spec=WorkspaceSpec(NAME, ["~/workspace"]),
                 store=S3Store.connect(store.settings(_BUCKET, root=bytes(32))),
-                key=None,
+                sealing=None,
                 providers=(LocalProvider(place / "m"),),
                 identity=Identity(identity.export_private_key().decode()),
                 owner="benchmark",

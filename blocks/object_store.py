@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import base64
-import binascii
+import dataclasses
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Self
 from urllib.parse import urlsplit
 
 from prefect.blocks.core import Block
 from pydantic import ConfigDict, Field, HttpUrl, SecretStr, field_validator, model_validator
 
-from blocks.access_keys import access_keys
+from blocks.access_keys import AccessKeys, access_keys
 from blocks.connection import see_that_it_is_of_this_host
 from blocks.flavour import Flavour, region_and_endpoint
 from blocks.records_key import records_key
 from blocks.reference import LOGOS, Reference
 from torpor.control.own_server import is_this_host
-from torpor.control.store.s3 import S3Settings, S3Store
+from torpor.control.store.key_objects import KeyObjects, opened_key
+from torpor.control.store.s3 import RootOf, S3Settings, S3Store
 from torpor.control.store_prices import StorePrice, price_of
+from torpor.shared.errors import InvalidInput
+from torpor.shared.format.keys import KEY_BYTES
+from torpor.shared.format.user_keys import UserKey
 from torpor.shared.values import Away
 
-KEY_BYTES: Final = 32
 MOST_PATIENCE_MIN: Final = 720  # a grant of an hour is renewed, a night's bill is not
 
 
@@ -89,8 +93,10 @@ class ObjectStore(Block):
     encryption_key: SecretStr | None = Field(
         default=None,
         description=(
-            "32 bytes in base64 or hexadecimal. Snapshots are sealed before they leave a machine. "
-            "Keep a copy elsewhere: without the key they are lost. None: snapshots stay plain."
+            "32 bytes in base64 or hexadecimal, which seal the snapshots; or a key of "
+            "`torpor store add-key NAME --label escrow`, which opens the store. Snapshots are "
+            "sealed before they leave a machine. Keep a copy elsewhere: without a key they are "
+            "lost. None: snapshots stay plain."
         ),
     )
 
@@ -127,14 +133,21 @@ class ObjectStore(Block):
         return SecretStr(base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode())
 
     def open(self, on_away: Callable[[Away], None] | None = None) -> S3Store:
-        """The store, ready to use on the control side. Raises InvalidInput; nothing is sent.
+        """The store, ready to use on the control side. Raises InvalidInput. Nothing is sent.
         ``on_away`` hears of each wait for a store that is away."""
         return S3Store.connect(self.settings(), on_away)
 
     def settings(self) -> S3Settings:
-        """Address and keys of the store. Loads the credentials block; raises InvalidInput."""
+        """Address and keys of the store, and what signs its records, as ``open`` reads it."""
+        root = self.store_key() or records_key(self.bucket, self.prefix)
+        return dataclasses.replace(self.reach(), root=root)
+
+    def reach(self, given: AccessKeys | None = None) -> S3Settings:
+        """Address and access keys of the store: what reads and writes objects, but no record. Loads
+        the credentials block, where no keys are ``given``, and asks the store nothing; raises
+        InvalidInput."""
         me = f"object store {self._block_document_name or self.bucket}"
-        keys = access_keys(self.credentials, of=me)
+        keys = given or access_keys(self.credentials, of=me)
         region, endpoint_url = region_and_endpoint(
             self.flavour, self.region, self.endpoint_url or keys.endpoint_url
         )
@@ -151,18 +164,36 @@ class ObjectStore(Block):
             patience_s=60 * self.patience_min,
             virtual_host=keys.virtual_host,
             verify_tls=keys.verify_tls,
-            root=self.key() or records_key(self.bucket, self.prefix),
         )
+
+    def key_objects(self) -> KeyObjects:
+        """The key objects of the store."""
+        return KeyObjects(S3Store.connect(self.reach()))
 
     def price(self) -> StorePrice | None:
         """What it costs: its own prices, where it has none its flavour's; None if unknown."""
         return price_of(self.flavour, self.price_gb_month_usd, self.price_egress_gb_usd)
 
+    def store_key(self) -> bytes | RootOf | None:
+        """The store key, which seals snapshots, or what reads it from the store, where the block's
+        key opens a key object; None if snapshots stay plain."""
+        user_key = self.user_key()
+        if user_key is None or not user_key.opens:
+            return None if user_key is None else user_key.secret
+        return partial(opened_key, user_key)
+
     def key(self) -> bytes | None:
-        """The key that seals snapshots; None if they stay plain."""
+        """The store key itself; None if snapshots stay plain. Where the block's key opens a key
+        object, this process reads that once: raises KeyUnknown where there is none, and as the
+        store does."""
+        found = self.store_key()
+        return found(self.open()) if callable(found) else found
+
+    def user_key(self) -> UserKey | None:
+        """The key of the block; None if snapshots stay plain."""
         if self.encryption_key is None:
             return None
-        return _decoded(self.encryption_key.get_secret_value())
+        return UserKey.of(self.encryption_key.get_secret_value())
 
     @field_validator("bucket", "prefix", "region", "endpoint_url", mode="after")
     @classmethod
@@ -174,7 +205,10 @@ class ObjectStore(Block):
     def _whole_key(cls, value: SecretStr | None) -> SecretStr | None:
         if value is None or not value.get_secret_value().strip():
             return None
-        _decoded(value.get_secret_value())
+        try:
+            UserKey.of(value.get_secret_value())
+        except InvalidInput as error:
+            raise ValueError(str(error)) from None
         return value
 
     @model_validator(mode="after")
@@ -183,23 +217,3 @@ class ObjectStore(Block):
         if self.endpoint_url:
             region_and_endpoint(self.flavour, self.region, self.endpoint_url)
         return self
-
-
-def _decoded(text: str) -> bytes:
-    """The key's bytes. No error repeats the text."""
-    compact = "".join(text.split())
-    try:
-        if len(compact) == 2 * KEY_BYTES:
-            key = bytes.fromhex(compact)
-        else:
-            padded = compact.rstrip("=") + "=" * (-len(compact.rstrip("=")) % 4)
-            key = base64.b64decode(padded.translate({ord("-"): "+", ord("_"): "/"}), validate=True)
-    except (ValueError, binascii.Error):
-        key = b""
-    if len(key) != KEY_BYTES:
-        raise ValueError(
-            f"an encryption key is {KEY_BYTES} random bytes in base64 (44 characters) or "
-            f"hexadecimal (64); this text of {len(compact)} characters is not. Make one with "
-            "ObjectStore.new_encryption_key()"
-        )
-    return key

@@ -11,7 +11,10 @@ from pydantic import ConfigDict, Field, HttpUrl, SecretStr, field_validator
 
 from blocks.reference import LOGOS
 from torpor.control.remote.ssh import Identity
+from torpor.shared.errors import InvalidInput
 
+_COMMENT: Final = "torpor"
+"""Of the keys that torpor makes."""
 _ARMOUR: Final = re.compile(
     r"\s*(-----BEGIN (?P<kind>[A-Z0-9 ]+)-----)(?P<body>.*?)(-----END (?P=kind)-----)\s*", re.DOTALL
 )
@@ -45,17 +48,37 @@ class SSHIdentity(Block):
     passphrase: SecretStr | None = Field(
         default=None, description="The passphrase of the key, if it has one."
     )
+    on_record: bool = Field(
+        default=False,
+        title="Keep in the bucket",
+        description=(
+            "Keep the private key, sealed, beside the snapshots of the workspaces that use it, so "
+            "that `torpor recover` on another host can log in to machines that stand. No machine "
+            "can open it; the passphrase is never kept. On for a key that torpor has made; off for "
+            "one of your own, of which you keep a copy yourself. A store without an encryption key "
+            "keeps none."
+        ),
+    )
 
     @classmethod
-    def generate(cls, comment: str = "torpor") -> Self:
+    def generate(cls) -> Self:
         """A new ed25519 key without a passphrase."""
-        key = asyncssh.generate_private_key("ssh-ed25519", comment=comment)
-        return cls(private_key=SecretStr(key.export_private_key().decode("ascii")))
+        key = asyncssh.generate_private_key("ssh-ed25519", comment=_COMMENT)
+        private_key = SecretStr(key.export_private_key().decode("ascii"))
+        return cls(private_key=private_key, on_record=True)
 
     @property
     def public_key(self) -> str:
         """The line for ``authorized_keys``. Raises InvalidInput if the key does not open."""
         return self.identity().public_key()
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether torpor has made the key, by its comment."""
+        try:
+            return self.public_key.endswith(f" {_COMMENT}")
+        except InvalidInput:
+            return False
 
     def identity(self) -> Identity:
         """The identity as the SSH client takes it."""

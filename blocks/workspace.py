@@ -29,7 +29,7 @@ from blocks.ssh_identity import SSHIdentity
 from blocks.tuning import Tuning
 from torpor.control.providers.gpu_wishes import wishes_of
 from torpor.control.providers.provider import Provider
-from torpor.control.store.s3 import S3Store
+from torpor.control.store.s3 import RootOf, S3Store
 from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.values import (
@@ -229,6 +229,18 @@ class Workspace(Block):
             "keeps one whose programs were not frozen."
         ),
     )
+    environment: Literal["image", "keep"] = Field(
+        default="image",
+        description=(
+            "What a wake does about packages of apt and pip that were added to the machine outside "
+            "of the workspace. `image`: the machine has those of its image. `keep`: the wake of a "
+            "rented machine installs those that it lacks, from the sources that its apt and pip "
+            "have, before the machine is handed over, and its report names what could not be put "
+            "back. A wake for a job on one node does so, too, and its log names it; a deploy and "
+            "replicas install none. Kernels, drivers and what a cloud, SSH and the network need "
+            "are never installed."
+        ),
+    )
     save_minutes: int = Field(
         default=0,
         ge=0,
@@ -334,6 +346,7 @@ class Workspace(Block):
             compression=tuning.compression(),
             programs=list(self.programs),
             process=self.process,
+            environment=self.environment,
             save_minutes=self.save_minutes,
             idle=idleness.rules(
                 hibernate=self.when_idle == "hibernate", sleep_minutes=self.sleep_minutes
@@ -371,9 +384,10 @@ class Workspace(Block):
         """What its object store costs; None if unknown."""
         return self._store().price()
 
-    def store_key(self) -> bytes | None:
-        """The key that seals its snapshots; None if they stay plain."""
-        return self._store().key()
+    def store_key(self) -> bytes | RootOf | None:
+        """The store key, which seals its snapshots, or what reads it from the store; None if they
+        stay plain."""
+        return self._store().store_key()
 
     def open_providers(self) -> tuple[Provider, ...]:
         """Its providers, in its order, ready to use; raises InvalidInput."""

@@ -205,8 +205,10 @@ def make_first_blocks(installation: Installation) -> list[str]:
     if not exists(SSHIdentity, "default"):
         (first_identity(installation) if own else SSHIdentity.generate()).save("default")
         made.append("block ssh-identity/default")
-    elif own:
-        keep_identity(installation)
+    elif (identity := load_identity()) is not None:
+        if own:
+            keep_identity(installation, identity)
+        put_on_record(identity)
     if not exists(LocalProvider, "default"):
         LocalProvider(folder=str(installation.machines)).save("default")
         made.append("block local-provider/default")
@@ -246,18 +248,35 @@ def first_identity(installation: Installation) -> SSHIdentity:
         print(f"  note      the SSH identity is new: {file} keeps it")
         if installation.store_key_file.exists():  # not the first registration
             print("            a machine that knows the earlier one lets only that one in")
-    return SSHIdentity(private_key=SecretStr(key))
+    block = SSHIdentity(private_key=SecretStr(key))
+    block.on_record = block.is_generated
+    return block
 
 
-def keep_identity(installation: Installation) -> None:
+def load_identity() -> SSHIdentity | None:
+    """The first SSH identity; None for a damaged block, which is named."""
+    try:
+        return load_named(SSHIdentity, "default", of="make up")
+    except InvalidInput as error:
+        print(f"  note      {error}")
+        return None
+
+
+def put_on_record(block: SSHIdentity) -> None:
+    """Have the bucket keep this key, which a version before `torpor recover` has made, as it keeps
+    that of a new installation. A key that its user has kept out of the bucket stays out."""
+    if block.is_generated and "on_record" not in block.model_fields_set:
+        block.on_record = True
+        block.save(str(block._block_document_name), overwrite=True)
+        print("  note      the private key of ssh-identity/default is kept in the bucket from now")
+        print("            on, sealed with the key of the store, for `torpor recover` on another")
+        print("            host. Keep in the bucket, in that block, takes it out again")
+
+
+def keep_identity(installation: Installation, block: SSHIdentity) -> None:
     """Keep the block's key in the installation's file, and an earlier one beside it. A key with a
     passphrase is its user's, who has it."""
     file = installation.identity_file
-    try:
-        block = load_named(SSHIdentity, "default", of="make up")
-    except InvalidInput as error:
-        print(f"  note      {error}")
-        return
     key = block.private_key.get_secret_value()
     if block.passphrase is not None or (file.exists() and file.read_text().strip() == key.strip()):
         return
@@ -290,7 +309,7 @@ def serve_store(installation: Installation) -> list[str]:
     block, folder = load_named(ObjectStore, "default", of="make up"), installation.store
     if block.credentials != f"aws-credentials/{EMBEDDED}":
         return []
-    settings = block.settings()
+    settings = block.reach()  # the store may not run yet
     found = settings.access_key, settings.secret_key
     changed = embedded.set_up(folder, first=found) != found
     if changed:
@@ -302,7 +321,7 @@ def serve_store(installation: Installation) -> list[str]:
         block.save("default", overwrite=True)
     embedded.make_bucket(
         folder,
-        block.settings(),
+        block.reach(),
         wait_s=embedded.READY_S,
         hopeless=lambda: trouble_of(installation.folder, STORE),
     )

@@ -117,7 +117,7 @@ def _workspace(
     return OpenWorkspace(
         spec=WorkspaceSpec(of, [PATH], want=want),
         store=store.open(),
-        key=None if key is None else workspace_key(key, of),
+        sealing=None if key is None else workspace_key(key, of),
         providers=(cast(Provider, ToldProvider(provider, watchdog.tell, plan.lifetime_s)),),
         identity=identity,
         owner=OWNER,

@@ -21,6 +21,7 @@ from tasks.adoption import (
 from tasks.autosave import start_autosave
 from tasks.flow import flow
 from tasks.jobs import check_no_job
+from tasks.ownership import check_owner
 from tasks.runner import runner
 from tasks.snapshot import begin_snapshot, look_for_losses, look_for_new
 from tasks.workspace import OpenWorkspace
@@ -72,6 +73,7 @@ def adopt(
         UnsafeDestroy: The machine is not running, so torpor cannot look at it.
         MachineDenied: root cannot log in with the workspace's SSH identity.
         InvalidInput: No provider block is for it, or its market states no price.
+        Recovered: Another control side has recovered the workspace, and owns it.
 
     Example:
         Look first, then adopt:
@@ -84,6 +86,8 @@ def adopt(
     """
     opened = open_workspace(workspace)
     probe_store(opened)
+    if not dry_run:
+        check_owner(opened)
     if release:
         return _released(opened, machine, dry_run)
     found = find_adoptable(opened, machine, price_usd_h)

@@ -13,6 +13,7 @@ from flows.procedures.save import back_up
 from tasks.events import BackupFailed, BackupFinished, emit
 from tasks.flow import flow
 from tasks.machines import chosen_machine, open_session
+from tasks.ownership import why_only_adds, why_only_reported
 from tasks.retention import apply_retention, judge_snapshots
 from tasks.runner import runner
 from tasks.sleep import asleep
@@ -148,12 +149,17 @@ def _take_and_expire(
 ) -> BackupReport:
     opened = opened.accepting_losses(accept_changed, [])
     probe_store(opened)
-    live = chosen_machine(opened, machine, to_store=True)
+    why = why_only_adds(opened)
+    live = chosen_machine(opened, machine, to_store=True, sweeps=not why)
     with open_session(opened, live, sleeps=True) as session:
-        hibernated, verified = back_up(opened, session, live)
+        hibernated, verified = back_up(opened, session, live, only_adds=bool(why))
     verdicts = judge_snapshots(opened, retention, and_a_new_one=False)
     deleted: list[SnapshotId] = []
-    if hibernated.missed:
+    if not all(one.kept for one in verdicts):
+        why = why or why_only_reported(opened)  # the save has taken hours
+    if why:
+        runner().log.warning("no older snapshot is deleted: %s", why)
+    elif hibernated.missed:
         runner().log.warning("no older snapshot is deleted: they may hold what this one lacks")
     else:
         verdicts, deleted = apply_retention(opened, verified, verdicts)

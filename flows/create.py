@@ -14,6 +14,7 @@ from tasks.flow import flow
 from tasks.hold import workspace_held
 from tasks.job_limits import for_job
 from tasks.machines import hand_over, make_paths, open_session
+from tasks.ownership import check_owner
 from tasks.programs import Freezer, prove_freezing, start_programs
 from tasks.workspace_blocks import open_workspace, probe_store
 from torpor.control.reports import CreateReport
@@ -56,6 +57,7 @@ def create(
         CreateUncertain: A market's answer was lost. `reconcile` shows whether a machine exists.
         ProviderDenied: A market refused the key, its permissions or the balance.
         MachineUnfit: `process` is `require`, and the machine can freeze no programs.
+        Recovered: Another control side has recovered the workspace, and owns it.
 
     Example:
         Rent a machine with an L40S:
@@ -69,6 +71,7 @@ def create(
     change = WantChange(gpu=gpu.strip(), regions=regions, agreed_usd_h=agreed_usd_h)
     opened = for_job(open_workspace(workspace).wanting(change), job, max_usd).freezing
     probe_store(opened)
+    check_owner(opened)
     spec, freezer = opened.spec, Freezer()
     programs: list[str] = []
     with (

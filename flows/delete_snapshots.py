@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from blocks import Workspace
 from tasks.flow import flow
+from tasks.ownership import check_owner
 from tasks.retention import delete_one, with_their_lines
 from tasks.workspace_blocks import open_stored
 from torpor.control.upkeep.deletion import check_not_kept
@@ -41,6 +42,7 @@ def delete_snapshots(
             deleted.
         SnapshotMissing: There is no snapshot of that id. None was deleted.
         InvalidInput: No snapshot was named, or an id is none.
+        Recovered: Another control side has recovered the workspace, and owns it.
 
     Example:
         Delete one snapshot, and mark what only it needed. The same prune, a day later, frees that;
@@ -57,6 +59,7 @@ def delete_snapshots(
         raise InvalidInput("no snapshot was named: write the ids of the snapshots to delete")
     newest = snapshot_id(even_newest.strip()) if even_newest.strip() else None
     opened = open_stored(workspace)
+    check_owner(opened)
     if whole_line:
         ids = with_their_lines(opened, ids)
     # Check all of them before the first is deleted.

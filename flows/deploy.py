@@ -12,6 +12,7 @@ from flows.procedures.rounds import rounds
 from tasks.deploy import expire_unused_bases, open_stack
 from tasks.flow import flow
 from tasks.machines import machines_of
+from tasks.ownership import check_owner
 from tasks.phases import phase_named_in_errors
 from tasks.restore import NEWEST
 from tasks.workspace import OpenWorkspace
@@ -64,6 +65,7 @@ def deploy(
         NoOffer: Nothing on sale fits the workspace.
         BudgetExceeded: A budget cannot pay for an hour of the machine.
         SnapshotDamaged: The stored environment is damaged; the next deploy makes a new one.
+        Recovered: Another control side has recovered the workspace, and owns it.
 
     Example:
         Start a stack on the cheapest machine:
@@ -80,6 +82,7 @@ def deploy(
         wanted = open_stack(stack)
         wanted.check(strategy_named(strategy))
         probe_store(opened)
+        check_owner(opened)
         if strategy != "own":  # the image of the strategy `own` may have the model
             _check_model(opened, wanted)
         report = deploy_stack(opened, wanted, strategy, snapshot, full_check)

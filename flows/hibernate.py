@@ -24,9 +24,11 @@ from tasks.guards import (
     NothingLost,
     StaysIdle,
     StaysUnused,
+    StillOwner,
     check_guards,
 )
 from tasks.machines import check_rented, chosen_machine, open_session, rental_of
+from tasks.ownership import check_owner
 from tasks.programs import NEVER, look_at_programs, prove_freezing
 from tasks.questions import is_attended
 from tasks.sleep import asleep
@@ -98,6 +100,7 @@ def hibernate(
         HookFailed: The quiesce command ended with an error.
         WorkspaceBusy: Another run holds this workspace on this machine.
         MachineUnfit: `process` is `require`, and a program could not be frozen.
+        Recovered: Another control side has recovered the workspace, and owns it.
         EndUnproven: The snapshot is verified, and the market has not proven that the machine ended.
             After every other error torpor has not ended the machine.
         InvalidInput: The workspace is on several machines and `machine` names none, or the machine
@@ -115,6 +118,8 @@ def hibernate(
     began_s = boot_clock_s()
     opened = open_workspace(workspace).accepting_losses(accept_changed, accept_lost)
     probe_store(opened)
+    if not dry_run:
+        check_owner(opened)
     try:
         live = chosen_machine(opened, machine, to_store=True, sweeps=not dry_run)
         if destroy:
@@ -227,6 +232,7 @@ def hibernate_machine(
 ) -> HibernateReport:
     """Store the workspace of a machine, verify it, and destroy the machine if all guards agree. A
     disk that changed after the snapshot begins another round."""
+    guards = [*guards, StillOwner(opened)]
     check_guards(guards, EndingMachine(machine))
     home = None if is_attended() else opened.home
     with Snapshot(opened, session, machine, guards, home=home) as snapshot:

@@ -20,6 +20,7 @@ from tasks.jobs import (
     argv_of,
     block_name,
     check_environment,
+    check_packages_of_nodes,
     cost_of,
     for_nodes,
     job_of_run,
@@ -27,6 +28,7 @@ from tasks.jobs import (
     stop_command,
 )
 from tasks.machines import open_session
+from tasks.ownership import check_owner
 from tasks.run_table import shown
 from tasks.runner import runner
 from tasks.runs import CONTINUING
@@ -110,6 +112,7 @@ def job(
         InvalidInput: There is no command, a Secret block is missing, or the workspace cannot be
             used.
         WorkspaceBusy: Another run drives the job.
+        Recovered: Another control side has recovered the workspace, and owns it.
 
     Example:
         Train on spot machines for at most 20 dollars:
@@ -122,9 +125,11 @@ def job(
     """
     opened = open_workspace(workspace)
     probe_store(opened)
+    check_owner(opened)
     record = job_of_run(opened, job, begins=bool(command))
     if record is None:
         check_environment(env, secrets)
+        check_packages_of_nodes(opened.spec, nodes)
         for_nodes(opened, nodes)  # InvalidInput before anything is recorded
         opened.wanting(WantChange(gpu=gpu))  # refused before anything is recorded
         record = Job(

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from blocks import Workspace
 from tasks.flow import flow
+from tasks.ownership import check_owner
 from tasks.prune import free_dead_packs, look_for_dead_packs
 from tasks.runner import runner
 from tasks.workspace import OpenWorkspace
@@ -54,6 +55,7 @@ def prune(
         ManifestInvalid: A snapshot cannot be read. Nothing was freed.
         WrongKey: A snapshot was sealed with another key than the store block has.
         InvalidInput: `grace_hours` is too short for snapshots that are being taken.
+        Recovered: Another control side has recovered the workspace, and owns it.
 
     Example:
         Free what an earlier prune has marked at least a day ago, and mark what no snapshot names
@@ -66,6 +68,8 @@ def prune(
     """
     opened = open_stored(workspace)
     probe_store(opened)
+    if not dry_run:
+        check_owner(opened)
     rules = PruneRules(
         grace_s=grace_hours * 3600,
         rewrite_bytes=int(rewrite_gib * GIB),

@@ -7,6 +7,7 @@ from flows.hibernate import hibernate
 from flows.procedures.unfinished import became_of, settle
 from tasks.flow import flow
 from tasks.machines import end_abandoned, renting
+from tasks.ownership import check_owner
 from tasks.reconciliation import (
     check_all_answer,
     check_silent,
@@ -67,6 +68,7 @@ def reconcile(
         MachineInUse: Somebody uses a machine in `left`, or nobody can say so.
         WorkspaceBusy: A run or a job works on a machine in `left`.
         EndUnproven: A machine was told to end, and its market has not proven that it has.
+        Recovered: Another control side has recovered the workspace, and owns it.
 
     Example:
         See every machine that costs money:
@@ -78,6 +80,8 @@ def reconcile(
     """
     opened = open_workspace(workspace)
     probe_store(opened)
+    if end or abandoned or left or gone:
+        check_owner(opened)
     findings, unread = compare_with_rentals(opened)
     chosen = choose_findings(findings, end)
     settled = _settled_by_runs(choose_findings(findings, left))

@@ -12,6 +12,7 @@ from tasks.branch import branch
 from tasks.budgets import what_is_left
 from tasks.flow import flow
 from tasks.machines import end_abandoned, left_unfinished, look_for_offers, renting, show_offers
+from tasks.ownership import check_owner
 from tasks.restore import NEWEST, pick_snapshot_to_wake
 from tasks.run_table import shown
 from tasks.workspace_blocks import open_workspace, probe_store
@@ -67,6 +68,7 @@ def replicate(
         BudgetExceeded: A budget cannot pay for an hour of the machines.
         SnapshotMissing: The workspace has no snapshot of that id.
         InvalidInput: `count`, `spares` or `machines` do not fit together.
+        Recovered: Another control side has recovered the workspace, and owns it.
 
     Example:
         Start eight machines, and list their addresses:
@@ -83,6 +85,7 @@ def replicate(
     opened = open_workspace(workspace).accepting(accept_paths).wanting(change)
     with branch():  # the steps of each machine follow these in Prefect's graph
         probe_store(opened)
+        check_owner(opened)
         wanted, opened = pick_snapshot_to_wake(opened, snapshot)
         with renting(opened) as held:  # ends the machines that were not handed over
             if count:

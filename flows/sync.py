@@ -12,6 +12,7 @@ from tasks.flow import flow
 from tasks.jobs import check_not_frozen
 from tasks.lineage import lacks, look_for_work_elsewhere
 from tasks.machines import chosen_machine, open_session
+from tasks.ownership import check_owner
 from tasks.phases import measured_phases, phase
 from tasks.restore import NEWEST, pick_snapshot_to_sync
 from tasks.workspace_blocks import open_workspace, probe_store
@@ -57,6 +58,7 @@ def sync(
         WorkspaceInvalid: A file that would change has the flag +i or +a, or a directory is missing.
         WorkspaceAsleep: The workspace was hibernated: wake it instead.
         WorkspaceBusy: Another run holds this workspace on this machine.
+        Recovered: Another control side has recovered the workspace, and owns it.
 
     Example:
         Bring your second machine up to date:
@@ -68,6 +70,7 @@ def sync(
     """
     opened = open_workspace(workspace).accepting(accept_paths)
     probe_store(opened)
+    check_owner(opened)
     wanted, line = pick_snapshot_to_sync(opened, snapshot)
     live = chosen_machine(opened, machine)
     check_not_frozen(opened, live)

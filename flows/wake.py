@@ -17,6 +17,8 @@ from tasks.budgets import what_is_left
 from tasks.flow import flow
 from tasks.job_limits import for_job
 from tasks.machines import hand_over, make_paths, open_session
+from tasks.ownership import check_owner
+from tasks.packages import put_packages_back
 from tasks.programs import OWN_MACHINE, Freezer, prove_freezing, start_programs
 from tasks.restore import (
     NEWEST,
@@ -50,7 +52,9 @@ def wake(
 ) -> WakeReport | OffersReport:
     """Restore a workspace on a new machine, byte for byte.
 
-    A wake that fails destroys the machine that it created. The snapshot is only read.
+    A wake that fails destroys the machine that it created. The snapshot is only read. Where the
+    block says that `environment` is keep, packages of apt and pip that were added outside of the
+    workspace are put back on a rented machine; one that cannot be fails no wake.
 
     Args:
         workspace: The Workspace block to wake, or its name.
@@ -72,7 +76,8 @@ def wake(
 
     Returns:
         The machine with `host`, `port` and `user`, its price, and how the restored bytes were
-        checked. With `dry_run`, the offers that fit and those that were refused.
+        checked; `packages` says which came back and which did not. With `dry_run`, the offers that
+        fit and those that were refused.
 
     Raises:
         WorkspaceAwake: The workspace is on a machine already.
@@ -86,6 +91,7 @@ def wake(
         DiskFull: The machine has no room for the snapshot.
         MachineUnfit: The machine's disk cannot hold a file, or `process` is `require` and the
             machine can freeze no programs.
+        Recovered: Another control side has recovered the workspace, and owns it.
 
     Example:
         Wake, and print how to log in, once `torpor ssh --setup` has been run:
@@ -107,6 +113,7 @@ def wake(
     probe_store(opened)
     if dry_run:
         return _offers(opened, snapshot, machine)
+    check_owner(opened)
     return wake_workspace(opened, snapshot, machine, full_check)
 
 
@@ -135,7 +142,9 @@ def wake_workspace(
             # the rented machine is destroyed after an error
             own_or_rented_machine(opened, own) as tenancy,
             open_session(opened, tenancy.machine) as session,
-            restore_run_before_handover(new_restore(opened, session, wanted), tenancy) as restore,
+            restore_run_before_handover(
+                new_restore(opened, session, wanted, wakes=True), tenancy
+            ) as restore,
         ):
             if snapshot in ("", NEWEST):
                 check_still_newest(opened, before)
@@ -143,7 +152,8 @@ def wake_workspace(
             if freezes:
                 freezer = prove_freezing(opened, session, tenancy.rental)
             restore_all(restore, "wake", tenancy.machine, full_check=full_check)
-            if not own:
+            packages = put_packages_back(opened, restore, rented=not own)
+            if not own:  # a machine that packages have cut off is not handed over
                 make_paths(opened, session)
             programs: list[str] = []
             starting = bool(opened.spec.programs)
@@ -153,4 +163,6 @@ def wake_workspace(
             start_autosave(opened, session, tenancy.machine)
     report = woken(opened, tenancy.machine, restore, full_check)
     budgets = [] if own else what_is_left(opened)
-    return replace(report, budgets=budgets, programs=programs, chosen=tenancy.chosen)
+    return replace(
+        report, budgets=budgets, programs=programs, packages=packages, chosen=tenancy.chosen
+    )

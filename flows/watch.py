@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from typing import Annotated, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from pydantic import Field
@@ -38,6 +40,7 @@ from flows.procedures.watch.rows import (
 from tasks.fleet import look_at_fleet
 from tasks.flow import flow
 from tasks.overview import look_once_more, with_closed
+from tasks.ownership import why_only_reported
 from tasks.run_table import shown
 from tasks.runner import StepFuture, runner
 from tasks.trouble import trouble
@@ -63,6 +66,8 @@ from torpor.control.rental.records import Rental
 from torpor.control.watch_report import LeftMachine, Watched, WatchedJob, WatchReport
 from torpor.shared.errors import NotDelivered, TorporError
 from torpor.shared.values import Label, WorkspaceName, names_of
+
+OWNERS_AT_ONCE: Final = 8
 
 
 @flow("watch")
@@ -125,7 +130,7 @@ def watch(
     if not dry_run:
         remember_spent(look.budgets, watched)
         watched = [_hibernate(one, asked, faults) for one in watched]
-        jobs = [_continue(one, faults) for one in look.jobs]
+        jobs = [_continue(one, asked, faults) for one in look.jobs]
     report = _report(look, watched, jobs)
     observation = Observation(
         report=report,
@@ -136,12 +141,13 @@ def watch(
         unread=[*look.unread],
         some=bool(workspaces or asked.closed),
         overview=look.costs,
+        not_own=asked.not_own,
     )
     alarms = see_alarms(observation, faults)
     delivered = None if dry_run else tell_of(alarms, notify, faults)
     left = look.left
     if not dry_run:  # machines that were left are acted on once it is remembered since when
-        sure = {name: of for name, of in asked.named.items() if name not in look.doubtful}
+        sure = {name: asked.named[name] for name in asked.own if name not in look.doubtful}
         reconcile_abandoned(report.findings, sure, asked.differences, faults)
         left = [
             act_on_left(
@@ -151,6 +157,8 @@ def watch(
                 delivered,
                 faults,
             )
+            if one.workspace in asked.own
+            else one
             for one in left
         ]
     titles = [one.title for one in alarms.alerts]
@@ -173,13 +181,20 @@ def watch(
 class _Opened(NamedTuple):
     """The workspaces of a look. ``blocks``: each Workspace block, opened; ``closed``: those that
     cannot be opened, and why. ``named``: the blocks of each workspace; ``workspaces``: the first of
-    them, which stands for all; ``differences``: what they differ in."""
+    them, which stands for all; ``differences``: what they differ in. ``not_own``: why nothing is
+    done for a workspace, such as that another control side owns it."""
 
     blocks: dict[str, OpenWorkspace]
     closed: dict[str, TorporError]
     named: dict[WorkspaceName, list[str]]
     workspaces: dict[WorkspaceName, OpenWorkspace]
     differences: dict[WorkspaceName, BlockDifferences]
+    not_own: dict[WorkspaceName, str]
+
+    @property
+    def own(self) -> dict[WorkspaceName, OpenWorkspace]:
+        """The workspaces for which something may be done."""
+        return {name: one for name, one in self.workspaces.items() if name not in self.not_own}
 
 
 class _Look(NamedTuple):
@@ -217,7 +232,20 @@ def _open(wanted: list[str]) -> _Opened:
     for block, one in blocks.items():
         named.setdefault(one.spec.name, []).append(block)
     workspaces = {name: blocks[of[0]] for name, of in named.items()}
-    return _Opened(blocks, closed, named, workspaces, block_differences(blocks, named))
+    not_own = {name: why for name, why in _why_not_own(workspaces).items() if why}
+    for why in not_own.values():
+        runner().log.warning("only reported: %s", why)
+    return _Opened(blocks, closed, named, workspaces, block_differences(blocks, named), not_own)
+
+
+def _why_not_own(workspaces: dict[WorkspaceName, OpenWorkspace]) -> dict[WorkspaceName, str]:
+    """Several at once: a store that is slow must not use up the patience of the look."""
+    with ThreadPoolExecutor(OWNERS_AT_ONCE, thread_name_prefix="owners") as threads:
+        looks = {
+            name: threads.submit(copy_context().run, why_only_reported, one)
+            for name, one in workspaces.items()
+        }
+    return {name: look.result() for name, look in looks.items()}
 
 
 def _look(asked: _Opened, backup_hours: float, faults: list[Exception], *, dry_run: bool) -> _Look:
@@ -228,11 +256,12 @@ def _look(asked: _Opened, backup_hours: float, faults: list[Exception], *, dry_r
     at_markets = list_all_machines([*opened.values()])
     newest, troubles = newest_snapshots(opened)
     if not dry_run:
-        at_markets = close_gone(at_markets, [*opened.values()], newest)
+        at_markets = close_gone(at_markets, [*asked.own.values()], newest)
     costs = look_once_more(asked.blocks, at_markets.of)
     if not dry_run:
+        own = {of: one for of, one in asked.blocks.items() if one.spec.name in asked.own}
         # first, because a run that is stuck does not count as waiting
-        _free_slots(asked.blocks, faults)
+        _free_slots(own, faults)
     jobs, unread_jobs = see_jobs(opened)
     with_job = {one.job.workspace for one in jobs}
     handed_over = _handed_over(at_markets, opened)
@@ -240,7 +269,7 @@ def _look(asked: _Opened, backup_hours: float, faults: list[Exception], *, dry_r
     if not dry_run:
         _renew(at_markets, opened, faults)
     over, budgets = over_budget(handed_over, [*opened.values()])
-    looks = _submit_looks(asked, at_markets, opened.keys() - with_job if not dry_run else ())
+    looks = _submit_looks(asked, at_markets, asked.own.keys() - with_job if not dry_run else ())
     stored = [name for name, made_unix in newest.items() if made_unix is not None]
     doubtful = {**at_markets.unread, **unread_jobs}
     left = see_left(
@@ -352,6 +381,8 @@ def _hibernate(one: Watched, asked: _Opened, faults: list[Exception]) -> Watched
     """Begin to hibernate the machine of this row, if the row says so."""
     if not (one.over or one.hibernates):
         return one
+    if why := asked.not_own.get(one.workspace):
+        return msgspec.structs.replace(one, next_step=f"none: {why}")
     block = asked.named[one.workspace][0]
     if one.over:
         return hibernate_over_budget(one, asked.blocks[block], block, faults)
@@ -386,7 +417,9 @@ def _free_slots(blocks: dict[str, OpenWorkspace], faults: list[Exception]) -> No
         faults.append(error)
 
 
-def _continue(seen: JobSeen, faults: list[Exception]) -> WatchedJob:
+def _continue(seen: JobSeen, asked: _Opened, faults: list[Exception]) -> WatchedJob:
+    if why := asked.not_own.get(seen.job.workspace):
+        return seen.watched(f"it was not continued: {why}")
     try:
         return act_on(seen)
     except Exception as error:  # noqa: BLE001 - one that fails leaves the others to be continued

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from tasks.ownership import check_still_owner
 from tasks.retention import tell_of_deletion
 from tasks.retries import ONCE
 from tasks.runner import runner
@@ -136,6 +137,7 @@ def delete_autosaves(opened: OpenWorkspace, verified: Verified) -> list[str]:
     warning."""
     ended = None
     try:
+        check_still_owner(opened)  # the save has taken hours
         ended = delete_superseded(opened.store, verified, opened.seal)
     except TorporError as error:
         words = [f"superfluous autosaves were not deleted, nor compared with it: {error}"]

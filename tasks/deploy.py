@@ -18,7 +18,6 @@ from torpor.control.remote.agent import Session
 from torpor.control.remote.probe import Probed
 from torpor.control.safety import Verified
 from torpor.shared.errors import DeployFailed, TorporError
-from torpor.shared.format.keys import Seal
 from torpor.shared.values import SnapshotId, StoredSnapshot, WorkspaceName
 from torpor.shared.wire.restore import NoteReady
 
@@ -83,7 +82,7 @@ def forget_measured_bases(opened: OpenWorkspace) -> None:
 def expire_bases(opened: OpenWorkspace, unused_s: float) -> list[SnapshotId]:
     """Delete the environments that no deploy has used for ``unused_s`` seconds."""
     return bases.expire(
-        opened.store, lambda name: Seal(opened.base_key(name)), unused_s, time.time()
+        opened.store, lambda name: opened.base(name, []).seal, unused_s, time.time()
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tasks.jobs import check_no_job
+from tasks.ownership import check_still_owner
 from tasks.questions import ask
 from tasks.snapshot import log_losses
 from tasks.watch import check_idle, check_nothing_began, who_uses
@@ -129,6 +130,19 @@ class NothingLost:
 def _kept(machine: Machine) -> str:
     price = f"{machine.price_usd_h:.2f} $/h"
     return f"machine {machine.id} was not destroyed, and still costs {price}"
+
+
+class StillOwner:
+    """Keeps a machine that another control side owns by now."""
+
+    needs_machine = False
+
+    def __init__(self, opened: OpenWorkspace) -> None:
+        self._opened = opened
+
+    def check(self, ending: EndingMachine) -> None:
+        if ending.verified is not None:
+            check_still_owner(self._opened)
 
 
 class StaysIdle:

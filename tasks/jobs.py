@@ -37,7 +37,14 @@ from torpor.shared.errors import (
     TorporError,
     WorkspaceBusy,
 )
-from torpor.shared.values import NODES, Machine, MachineId, WorkspaceName, reserved_name
+from torpor.shared.values import (
+    NODES,
+    Machine,
+    MachineId,
+    WorkspaceName,
+    WorkspaceSpec,
+    reserved_name,
+)
 from torpor.shared.wire.activity import Activity, ReadActivity
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob, StartJob, StopJob
 
@@ -204,6 +211,16 @@ def for_nodes(opened: OpenWorkspace, nodes: int) -> OpenWorkspace:
             "not: add a provider whose machines do (docs/providers.md), or use one node"
         )
     return replace(opened, providers=able)
+
+
+def check_packages_of_nodes(spec: WorkspaceSpec, nodes: int) -> None:
+    """InvalidInput where only the first of several nodes would get its packages back."""
+    if nodes > 1 and spec.environment == "keep":
+        raise InvalidInput(
+            f"workspace {spec.name} has `environment` keep, and a wake puts packages back on the "
+            "first node of a job alone: use one node, or install what the command needs in "
+            f"`setup` of torpor.yaml and run `torpor edit {spec.name} environment=image`"
+        )
 
 
 @step("ask for address", retries=ONCE)

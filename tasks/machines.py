@@ -13,6 +13,7 @@ from typing import Final
 from tasks.budgets import check_budgets, within_budgets
 from tasks.canaries import read_canaries
 from tasks.events import MachineCreated, MachineDestroyed, MachineHandedOver, emit
+from tasks.ownership import check_still_owner
 from tasks.phases import seconds_by_phase
 from tasks.progress import now
 from tasks.retries import ONCE
@@ -110,8 +111,14 @@ def renter(opened: OpenWorkspace) -> Renter:
         _RunListener(opened.spec.name),
         opened.project,
         opened.job,
-        lambda usd_h: check_budgets(opened, usd_h),
+        lambda usd_h: _may_rent(opened, usd_h),
     )
+
+
+def _may_rent(opened: OpenWorkspace, usd_h: float) -> None:
+    """Right before a machine of this price is asked for."""
+    check_still_owner(opened)
+    check_budgets(opened, usd_h)
 
 
 def renting(opened: OpenWorkspace) -> Renting:

@@ -158,9 +158,9 @@ def _look_at(
             mine = opened.rentals.open(unread) if rentals is None else rentals[0]
             jobs = jobs_of.result()
             newest, receipt = newest_of.result()
-        rented = any(one.state != "ended" for one in mine)
+        mine = [one for one in mine if one.state != "ended"]
         # a machine may belong to a record that cannot be read
-        rented = rented or any("/open/" in key for key in unread)
+        rented = bool(mine) or any("/open/" in key for key in unread)
         nodes = list[Rental]()
         if any(job.nodes > 1 for job in jobs):
             nodes = nodes_of(opened).rentals.open(unread) if rentals is None else rentals[1]
@@ -191,10 +191,14 @@ def _look_at(
     try:
         found = machines(opened)
     except TorporError as error:
-        return msgspec.structs.replace(seen, state="awake?", trouble=seen.trouble or str(error))
+        return msgspec.structs.replace(seen, state="awake?", unseen=str(error))
     there = [(machine, rental) for machine, rental in found if not _is_ending(machine, rental)]
     doubtful = any("/rentals/open/" in key for key in unread)
     if not there:
+        try:
+            opened.markets.check_reached(mine)
+        except TorporError as error:
+            return msgspec.structs.replace(seen, state="awake?", unseen=str(error))
         return msgspec.structs.replace(seen, state="awake?" if doubtful else seen.state)
     whole = all(rental is not None and rental.state == "handed over" for _, rental in there)
     return msgspec.structs.replace(

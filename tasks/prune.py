@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tasks.events import PacksPruned, emit
+from tasks.ownership import check_still_owner
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
 from torpor.control.upkeep.presence import NamedBy
@@ -38,6 +39,7 @@ def named_by_records(opened: OpenWorkspace) -> dict[SnapshotId, NamedBy]:
 @step("carry out prune", says="marking and deleting what no manifest names")
 def free_dead_packs(opened: OpenWorkspace, plan: PrunePlan) -> Pruned:
     """Mark and delete packs as planned. Safe to repeat after a fault: the repeat does the rest."""
+    check_still_owner(opened)  # the plan has taken hours
     pruned = carry_out(opened.store, plan)
     emit(
         PacksPruned(workspace=opened.spec.name, packs=pruned.freed.packs, bytes=pruned.freed.bytes)

@@ -273,8 +273,11 @@ def choose_path(opened: StoredWorkspace, wanted: StoredSnapshot, path: str) -> S
     return SnapshotPath(*entry_at(_read(opened, wanted), path))
 
 
-def new_restore(opened: StoredWorkspace, session: Agent, wanted: StoredSnapshot) -> RemoteRestore:
-    """A restore of this snapshot on the session's machine, which has not begun."""
+def new_restore(
+    opened: StoredWorkspace, session: Agent, wanted: StoredSnapshot, *, wakes: bool = False
+) -> RemoteRestore:
+    """A restore of this snapshot on the session's machine, which has not begun. ``wakes``: the
+    machine becomes the workspace's, with its packages where the workspace keeps its environment."""
     of = opened.spec
     return RemoteRestore(
         session,
@@ -288,6 +291,7 @@ def new_restore(opened: StoredWorkspace, session: Agent, wanted: StoredSnapshot)
         gpu=of.compression.gpu,
         first=of.first,
         aside=of.move_aside,
+        keep_packages=wakes and of.environment == "keep",
     )
 
 

@@ -152,8 +152,9 @@ def close_gone(
 ) -> AllMachines:
     """Close the rentals of machines that have gone; returns the machines that remain. A machine
     that cannot be looked for keeps its rental: unknown is not gone. A loss is remembered before its
-    rental is closed, so that the next look sends the alert if this one is killed. ``newest``: when
-    each workspace's newest snapshot was made."""
+    rental is closed, so that the next look sends the alert if this one is killed. ``workspaces``:
+    those whose rentals may be closed. ``newest``: when each workspace's newest snapshot was
+    made."""
     of = {name: opened for opened in workspaces for name in names_of(opened.spec.name)}
     left: list[Finding] = []
     lost: list[Alert] = []
@@ -176,6 +177,8 @@ def _close(
     if rental is None or rental.machine is None or finding.kind == "at another provider":
         return False, []
     name, alerts = rental.label.workspace, list[Alert]()
+    if name not in of:
+        return False, []
     try:
         first = partial(_foretell, of[name], alerts, newest)
         by = renter(of[name].under(name))

@@ -13,7 +13,9 @@ import msgspec
 
 from blocks import Workspace
 from blocks.budget import open_all_budgets
+from blocks.control_side import own_side
 from blocks.reference import loading_once
+from blocks.settings import settings_of
 from blocks.workspace import open_all_providers, open_each_provider
 from torpor.control.hosts import KnownHosts
 from torpor.control.jobs.records import Jobs
@@ -26,6 +28,8 @@ from torpor.control.remote.ssh import Identity
 from torpor.control.rental.markets import Markets
 from torpor.control.rental.records import Rentals
 from torpor.control.store.object_store import ObjectStore
+from torpor.control.store.s3 import RootOf
+from torpor.control.store.workspace_records import Settings
 from torpor.control.store_prices import StorePrice
 from torpor.shared.errors import InvalidInput, TorporError
 from torpor.shared.format.keys import Seal, workspace_key
@@ -52,7 +56,14 @@ class StoredWorkspace:
 
     spec: WorkspaceSpec
     store: ObjectStore
-    key: bytes | None = field(repr=False)  # the workspace's own key, never the store's
+    sealing: bytes | RootOf | None = field(repr=False)
+    """The workspace's own key, never the store's, or what reads it from the store."""
+
+    @property
+    def key(self) -> bytes | None:
+        """The workspace's own key; None where it stays plain. The first use may ask the store, and
+        raises as the store does."""
+        return self.sealing(self.store) if callable(self.sealing) else self.sealing
 
     def under(self: Opened, name: WorkspaceName) -> Opened:
         """This workspace under a reserved name, for machines that hold no work of their own. The
@@ -125,13 +136,30 @@ class OpenWorkspace(StoredWorkspace):
     """Opens all budgets of the installation, also those of other workspaces."""
     store_price: Callable[[], StorePrice | None] = field(default=lambda: None, repr=False)
     """Loads what the store costs; None if unknown."""
-    store_key: bytes | None = field(default=None, repr=False)
+    store_key: bytes | RootOf | None = field(default=None, repr=False)
+    """The store key, or what reads it from the store; None where the store is plain."""
+    side: str = ""
+    """This control side, as records name it."""
+    store_block: str = ""
+    """The Object Store block, as the Workspace block names it."""
+    settings: Callable[[], Settings | None] = field(default=lambda: None, repr=False)
+    """Loads what its blocks hold, for its record in the bucket; None if its block is not saved."""
+    of_block: WorkspaceName | None = None
+    """The workspace of its block, where this is a reserved name of it."""
     left: Sequence[str] = ()
     """What the snapshot to wake lacks, for people: files left behind on its machine, and the work
     of others."""
     places: Sequence[str] = ()
     """The paths of the woken snapshot's directories on the machine that made it; empty where
     unknown."""
+
+    @property
+    def root(self) -> WorkspaceName:
+        """The workspace of its block, which has an owner, also under a reserved name of it."""
+        return self.of_block or self.spec.name
+
+    def under(self, name: WorkspaceName) -> OpenWorkspace:
+        return replace(super().under(name), of_block=self.root)
 
     @property
     def freezing(self) -> OpenWorkspace:
@@ -156,7 +184,10 @@ class OpenWorkspace(StoredWorkspace):
         spec = WorkspaceSpec(
             name, paths, parts=of.parts, part_bytes=of.part_bytes, compression=of.compression
         )
-        return StoredWorkspace(spec, self.store, self.base_key(name))
+        sealing = None
+        if self.store_key is not None or self.sealing is not None:
+            sealing = _key_of(self.store_key or b"", name)
+        return StoredWorkspace(spec, self.store, sealing)
 
     @property
     def home(self) -> StoredWorkspace | None:
@@ -177,13 +208,15 @@ class OpenWorkspace(StoredWorkspace):
                 f"workspace {self.spec.name} is in a store block without a key, where no files of "
                 "a home are kept"
             )
-        return replace(self, spec=home.spec, key=home.key, providers=(), others=tuple, each=tuple)
-
-    def base_key(self, name: WorkspaceName) -> bytes | None:
-        """The key that seals the environment of a stack; None where the workspace is not sealed."""
-        if self.store_key is None and self.key is None:
-            return None
-        return workspace_key(self.store_key or b"", name)
+        return replace(
+            self,
+            spec=home.spec,
+            sealing=home.sealing,
+            providers=(),
+            others=tuple,
+            each=tuple,
+            of_block=self.root,
+        )
 
     @property
     def markets(self) -> Markets:
@@ -202,6 +235,8 @@ class OpenWorkspace(StoredWorkspace):
             store = block.open_store(on_away)
             identity = block.open_identity()
             store_key, price = block.store_key(), block.store_price()
+            side = own_side()
+        saved = block._block_document_name is not None
         return cls(
             spec=spec,
             store=store,
@@ -213,9 +248,21 @@ class OpenWorkspace(StoredWorkspace):
             project=block.project,
             budgets=cache(open_all_budgets),
             store_price=lambda: price,
-            key=None if store_key is None else workspace_key(store_key, spec.name),
+            sealing=None if store_key is None else _key_of(store_key, spec.name),
             store_key=store_key,
+            side=side,
+            store_block=block.store.rpartition("/")[2],
+            settings=cache(
+                lambda: settings_of(block, sealed=store_key is not None) if saved else None
+            ),
         )
+
+
+def _key_of(store_key: bytes | RootOf, name: WorkspaceName) -> bytes | RootOf:
+    """The key of a workspace, or what reads it from the store."""
+    if callable(store_key):
+        return lambda store: workspace_key(store_key(store), name)
+    return workspace_key(store_key, name)
 
 
 def check_volumes(providers: Sequence[Provider], spec: WorkspaceSpec) -> None:

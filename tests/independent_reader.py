@@ -6,6 +6,7 @@ FOLDER holds a store's objects as files. A refusal names its rule in docs/format
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import shutil
@@ -67,6 +68,20 @@ def require(holds: Any, rule: str, what: object = "") -> None:
 
 def derived(use: str, material: bytes) -> bytes:
     return blake3(material, derive_key_context=f"torpor v1 {use}").digest()
+
+
+def store_key_of(blob: bytes, user_key: bytes) -> bytes:
+    """The store key in a key object; raises for what is no key object of this key."""
+    record = msgspec.json.decode(msgspec.json.decode(blob, type=dict[str, msgspec.Raw])["record"])
+    sealed, said = base64.b64decode(record["sealed"]), b"torpor v1 key object"
+    said += record["made_unix"].to_bytes(8, "little")
+    for text in (record["id"], record["label"], record["replaces"]):
+        said += len(text.encode()).to_bytes(8, "little") + text.encode()
+    own = blake3(user_key, derive_key_context="torpor v1 id of a user key").digest()[:16].hex()
+    if (record["version"], record["id"]) != (1, own):
+        raise RefusedError(f"key object: version {record['version']}, id {record['id']}")
+    aes = AESGCM(blake3(user_key, derive_key_context="torpor v1 sealing of a store key").digest())
+    return aes.decrypt(sealed[:12], sealed[12:], said)
 
 
 class Keys:

@@ -77,6 +77,7 @@ FLOORS: dict[str, dict[str, set[str]]] = {
         "money": {"measure", "rental", "reports", "store", "store_prices", "time_zones"},
         "compare": {"measure", "providers", "rental", "reports", "store_prices"},
         "remote": {"safety", "store"},
+        "recovery": {"jobs", "rental", "reports", "store", "upkeep"},
         "smoke": {"providers", "remote", "rental", "reports", "safety"},
     },
 }

@@ -34,12 +34,14 @@ from torpor_cli import (
     installation,
     jobs,
     machines,
+    recovery,
     running,
     settings,
     setup,
     smoke,
     snapshots,
     status,
+    store_keys,
     top,
 )
 from torpor_cli.exit_codes import INTERRUPTED, WRONG_USE, explained
@@ -87,7 +89,6 @@ app = App(
 )
 MACHINES: Final = Group("Machines", sort_key=1)
 SNAPSHOTS: Final = Group("Snapshots", sort_key=2)
-HERE: Final = Group("This installation", sort_key=4)
 
 COMMANDS: Final[dict[Group, tuple[Callable[..., int | None], ...]]] = {
     MACHINES: (
@@ -116,12 +117,13 @@ COMMANDS: Final[dict[Group, tuple[Callable[..., int | None], ...]]] = {
         snapshots.prune,
     ),
     jobs.JOBS: (running.run,),
-    HERE: (
+    store_keys.HERE: (
         installation.demo,
         installation.up,
         setup.init,
         settings.edit,
         deletion.delete,
+        recovery.recover,
         smoke.smoke,
         installation.down,
         installation.boot,
@@ -136,11 +138,12 @@ for group, commands in COMMANDS.items():
 for command in (jobs.run_, jobs.list_, jobs.status, jobs.log, jobs.approve, jobs.cancel):
     _with_whole_paragraphs(command)
 app.command(jobs.job)
+app.command(store_keys.store)
 PASSING_ON: Final = (("ssh",), ("job", "run"), ("run",))
 """Commands that pass on words of the command line to a machine."""
 app.register_install_completion_command(
     name="completion",
-    group=HERE,
+    group=store_keys.HERE,
     help="Write a script for your shell, so that the Tab key completes commands and options.",
 )
 

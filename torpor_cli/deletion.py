@@ -63,6 +63,7 @@ def delete(
     """
     with connected():
         from blocks import Workspace
+        from tasks.ownership import check_still_owner
         from tasks.runs_of_block import delete_schedule
 
         block = Workspace.of(workspace)
@@ -71,6 +72,7 @@ def delete(
         opened, found = _look(block)
         _check_not_listed(workspace, found.uses)
         if snapshots:
+            check_still_owner(opened)
             _check_only_block(block)
             _check_not_pinned(opened, found)
         becomes = _becomes(block, found, snapshots=snapshots)
@@ -91,6 +93,7 @@ def delete(
             if _look(block)[1].snapshots != found.snapshots:
                 raise _changed(workspace)
             if snapshots:
+                check_still_owner(opened)  # the answer took its time
                 _delete_snapshots(opened, found)
         _forget_logins(workspace)
         say(f"workspace {workspace} is deleted{_next_step(block, opened, found, snapshots)}")
@@ -223,8 +226,10 @@ def _ask(workspace: str, *, snapshots: bool) -> None:
 
 
 def _delete_snapshots(opened: OpenWorkspace, found: _Found) -> None:
-    """Delete the snapshots, the newest last: otherwise an earlier one would become the newest."""
+    """Delete the snapshots, the newest last: otherwise an earlier one would become the newest. Then
+    delete the record of the workspace."""
     from tasks.retention import tell_of_deletion
+    from torpor.control.store.workspace_records import WorkspaceRecords
     from torpor.control.upkeep.deletion import delete_snapshot
 
     for each in filter(None, (opened, opened.home)):
@@ -232,6 +237,7 @@ def _delete_snapshots(opened: OpenWorkspace, found: _Found) -> None:
             with suppress(SnapshotMissing):  # somebody has deleted the snapshot meanwhile
                 delete_snapshot(each.store, each.spec.name, one, even_newest=one, named=True)
                 tell_of_deletion(each, one, "asked for")
+    WorkspaceRecords(opened.store, opened.store_key).delete(opened.root)
 
 
 def _forget_logins(workspace: str) -> None:

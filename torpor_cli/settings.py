@@ -83,6 +83,7 @@ def edit(workspace: str, *setting: str, wide: Flag = False) -> None:
             with put_back(old, overwrite=True):
                 new.save(workspace, overwrite=True)
                 check_asleep(old, "changed")  # a run may have read the old settings
+        setup.keep_on_record(workspace)
         print_rows(rows, f"workspace {workspace} is changed", wide=wide)
         if changed & {"sleep_minutes", "when_idle"} and new.when_idle == "hibernate":
             say_where_it_stays_awake(workspace)

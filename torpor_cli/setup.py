@@ -5,23 +5,42 @@ from __future__ import annotations
 import getpass
 import math
 import os
+import secrets
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from cyclopts import Parameter
 
-from deployments.installation import secret_file
 from deployments.terminal import say
-from torpor.control.own_server import USUAL_PORTS, choose_server, is_this_host, state_folder
-from torpor.shared.errors import InvalidInput, NoOffer, RunCancelled, TorporError
+from torpor.shared.errors import (
+    InvalidInput,
+    KeyDamaged,
+    KeyUnknown,
+    NoOffer,
+    RunCancelled,
+    WrongKey,
+)
+from torpor.shared.format.keys import KEY_BYTES
+from torpor.shared.format.names import settings_prefix
 from torpor.shared.plain_text import short
-from torpor.shared.values import Want, machine_path, workspace_name
+from torpor.shared.values import Want, WorkspaceName, machine_path, workspace_name
+from torpor_cli.key_files import check_key_file, keep_key, kept_keys, key_file, say_key
 from torpor_cli.question import answer
 from torpor_cli.server import connected
+
+if TYPE_CHECKING:
+    from prefect_aws import AwsCredentials
+
+    from blocks import ObjectStore
+    from blocks.access_keys import AccessKeys
+    from torpor.control.store.key_objects import KeyObjects
+    from torpor.control.store.s3 import S3Store
+    from torpor.shared.format.user_keys import UserKey
 
 Several = Annotated[list[str] | None, Parameter(negative=())]
 STORE_VARIABLE: Final = "AWS_SECRET_ACCESS_KEY"
@@ -62,6 +81,9 @@ _MARKET_KEYS: Final = {
 }
 """Where the keys of a market are made."""
 
+FIRST_LABEL: Final = "first key"
+"""Of the key that a new store is made with."""
+
 AnswerT = TypeVar("AnswerT")
 
 
@@ -71,6 +93,7 @@ def init(
     store: str = "",
     flavour: str = "",
     bucket: str = "",
+    prefix: str = "",
     endpoint: str = "",
     region: str = "",
     access_key: str = "",
@@ -91,6 +114,7 @@ def init(
         store: The Object Store block, if you have one; `default` is the store on this host.
         flavour: The kind of the new bucket's store: s3, r2, b2, wasabi, minio, seaweedfs or other.
         bucket: The bucket. It must exist.
+        prefix: What the names of all objects in the bucket begin with; empty for none.
         endpoint: The store's address.
         region: The store's region.
         access_key: The id of the access key.
@@ -108,7 +132,9 @@ def init(
         name = _answered(
             "Name of the workspace", "mywork", lambda said: _free_name(Workspace, said), workspace
         )
-        chosen_store = store or _store(undo, name, flavour, bucket, endpoint, region, access_key)
+        chosen_store = store or _store(
+            undo, name, flavour, bucket, prefix, endpoint, region, access_key
+        )
         if chosen_store != name:
             try_store(chosen_store)
         chosen_provider = provider or _provider(undo, market)
@@ -135,6 +161,7 @@ def init(
         )
         save_new(undo, block, name)
         undo.pop_all()
+        keep_on_record(name)
         say_of_this_home(paths)
         say(f"workspace   {name} is saved")
         say(f"            `torpor offers {name}` shows what to rent")
@@ -153,6 +180,7 @@ def _store(
     name: str,
     flavour: str,
     bucket: str,
+    prefix: str,
     endpoint: str,
     region: str,
     access_key: str,
@@ -161,17 +189,81 @@ def _store(
     made, but for the key: once the store has answered, another command may have stored something
     with it, and the next `init` of this name takes it again."""
     from prefect_aws import AwsCredentials
-    from pydantic import SecretStr
 
     from blocks import ObjectStore
-    from torpor.control.store.s3 import bucket_name
+    from torpor.control.store.s3 import S3Store
 
-    kind: Any = "other" if bucket and not flavour else _flavour(flavour)
+    kind: Any = "other" if bucket and not flavour else kind_of_store(flavour)
     if kind == "default":
         return "default"
     _check_free(ObjectStore, name)
     _check_free(AwsCredentials, name)
-    key_file = _key_file(name)
+    check_key_file(name)
+    said = asked_store(kind, bucket, prefix, endpoint, region, access_key)
+    block = said.block(name)
+    save_new(undo, said.login(), name)
+    store = S3Store.connect(block.reach())
+    _probe(store)
+    file, key = _first_key(name, store)
+    save_new(undo, said.block(name, key), name)
+    say_key(file)
+    say(f"            `torpor store sheet {name}` prints the store key, which opens any copy.")
+    return name
+
+
+@dataclass(frozen=True)
+class StoreAnswers:
+    """A bucket and its login, as the options and the person at the terminal name them."""
+
+    kind: Any
+    bucket: str
+    prefix: str
+    endpoint: str
+    region: str
+    access_key: str
+    secret_key: str = field(repr=False)
+
+    def login(self) -> AwsCredentials:
+        from prefect_aws import AwsCredentials
+        from pydantic import SecretStr
+
+        return AwsCredentials(
+            aws_access_key_id=self.access_key, aws_secret_access_key=SecretStr(self.secret_key)
+        )
+
+    def keys(self) -> AccessKeys:
+        """What the login gives, before it is saved."""
+        from blocks.access_keys import AccessKeys
+
+        return AccessKeys(self.access_key, self.secret_key, None, "", None, False)
+
+    def block(self, name: str, key: UserKey | None = None) -> ObjectStore:
+        """The Object Store block. Without ``key``: of a plain store, or of one whose key is not
+        known yet."""
+        from pydantic import SecretStr
+
+        from blocks import ObjectStore
+
+        block: ObjectStore = made(
+            lambda: ObjectStore(
+                flavour=self.kind,
+                bucket=self.bucket,
+                prefix=self.prefix,
+                endpoint_url=self.endpoint,
+                region=self.region,
+                credentials=f"aws-credentials/{name}",
+                encryption_key=None if key is None else SecretStr(key.text),
+            )
+        )
+        return block
+
+
+def asked_store(
+    kind: Any, bucket: str, prefix: str, endpoint: str, region: str, access_key: str
+) -> StoreAnswers:
+    """What the options do not give is asked; nothing is saved."""
+    from torpor.control.store.s3 import bucket_name
+
     bucket = _answered("Bucket, which must exist", "", bucket_name, bucket or None)
     if not endpoint and not region:
         endpoint, region = _place(kind)
@@ -179,54 +271,66 @@ def _store(
     if kind in _STORE_KEYS and not (access_key and os.environ.get(STORE_VARIABLE)):
         say(f"Keys are made at {_STORE_KEYS[kind]}")
     access_key = access_key or _answered("Id of the access key", "", _something)
-    secret = _secret("Secret access key", STORE_VARIABLE)
-    new_key = not key_file.exists()
-    key = secret_file(key_file, lambda: ObjectStore.new_encryption_key().get_secret_value())
-    try:
-        block = made(
-            lambda: ObjectStore(
-                flavour=kind,
-                bucket=bucket,
-                endpoint_url=endpoint,
-                region=region,
-                credentials=f"aws-credentials/{name}",
-                encryption_key=SecretStr(key),
-            )
-        )
-        keys = AwsCredentials(aws_access_key_id=access_key, aws_secret_access_key=SecretStr(secret))
-        save_new(undo, keys, name)
-        save_new(undo, block, name)
-        try_store(name)
-    except TorporError:
-        if new_key:  # nothing was stored with it
-            key_file.unlink(missing_ok=True)
-        raise
-    say(f"key         {key_file} seals the snapshots. Keep a copy: without it they are lost.")
-    return name
+    secret = ask_secret("Secret access key", STORE_VARIABLE)
+    return StoreAnswers(kind, bucket, prefix, endpoint, region, access_key, secret)
 
 
-def _key_file(name: str) -> Path:
-    """Where this host keeps the key of a new store. Each server has its own folder, as stores of
-    the same name differ. InvalidInput where nobody can say whether an earlier key of that name is
-    this server's: a host that is given by PREFECT_API_URL once kept each key in ``keys`` itself."""
-    keys, choice = state_folder() / "keys", choose_server()
-    if choice is None or choice.taken.source == "installation":
-        return keys / name
-    parts = urlsplit(choice.taken.api_url)
-    file = keys / f"{parts.hostname}:{parts.port or USUAL_PORTS[parts.scheme]}" / name
-    # By `ssh -L`, an address of this host may be of several servers, one after the other.
-    is_one = choice.taken.source != "connection" or not is_this_host(parts.hostname or "")
-    earlier = [one for one in (file, keys / name, *keys.glob(f"*/{name}")) if one.exists()]
-    if earlier and not (is_one and earlier[0] == file):
+def _first_key(name: str, store: S3Store) -> tuple[Path, UserKey]:
+    """The key of a new block, and its file: one of this host that opens the store, or, in a store
+    without any, a new key with a new store key. A key is of one store and its copies."""
+    from torpor.control.store.key_objects import KeyObjects
+    from torpor.shared.format.user_keys import UserKey
+
+    objects, own = KeyObjects(store), key_file(name)
+    for file, key in kept_keys(name):
+        if key.opens:
+            with suppress(KeyUnknown, *([] if file == own else [KeyDamaged])):
+                objects.open(key)
+                return file, key
+        elif file == own:
+            _check_store_key(objects, key.secret)
+            return file, key
+    there = "keys" if objects.ids() else ""
+    if not there and store.holds_any("workspaces/"):
+        there = "snapshots that were sealed with a key of their own, or with none"
+    if not there and store.holds_any(settings_prefix()):
+        there = "settings of workspaces, which were sealed with a key of their own, or with none"
+    if there:
         raise InvalidInput(
-            f"{earlier[0]} is a key of a store {name}, perhaps one of another server than "
-            f"{choice.taken.api_url}. Choose another name, or move that file to another place: a "
-            "store that was made with this key needs it"
+            f"{store.address} has {there}, and no key in {own.parent} opens it: write a key of "
+            f"that store, such as the one of its recovery sheet, into {own}, and give the command "
+            "again. If a store block of yours is of this bucket and prefix, name it in --store. "
+            "For a new store, take another bucket or --prefix"
         )
-    return file
+    key, store_key = UserKey.new(), secrets.token_bytes(KEY_BYTES)
+    keep_key(name, key)
+    objects.add(key, store_key, FIRST_LABEL, time.time())
+    if objects.ids() != [key.id]:
+        objects.remove(key.id, UserKey(store_key, opens=False))
+        raise InvalidInput(
+            f"somebody else has made a store in {store.address} at the same moment: the key of "
+            "this one was withdrawn. Give the command again once the other one is done"
+        )
+    return own, key
 
 
-def _flavour(given: str) -> Any:
+def _check_store_key(objects: KeyObjects, store_key: bytes) -> None:
+    """WrongKey where the store has key objects or snapshots, and none of them was made with this
+    store key."""
+    from torpor.control.store.key_check import check_sealed_with
+
+    names = {found.key.split("/")[1] for found in objects.store.list("workspaces/")}
+    known = map(WorkspaceName, sorted(names))
+    sealed = check_sealed_with(objects.store, store_key, known, all_fit=False)
+    ids = objects.ids()
+    if ids and not sealed.fits and not any(objects.read(one, store_key).genuine for one in ids):
+        raise WrongKey(
+            f"{objects.store.address} has keys, none of which was made with the store key in the "
+            "key file: it is of another store. Nothing was changed"
+        )
+
+
+def kind_of_store(given: str) -> Any:
     """The kind of store, or `default` for the one on this host."""
 
     def known(said: str) -> str:
@@ -308,10 +412,10 @@ def _provider(undo: ExitStack, market: str) -> str:
         needed = [name for name, field in fields.items() if field.is_required()]
         needed.remove("api_key")
         more = {
-            name: _secret(f"{fields[name].title} of {market}", f"TORPOR_MARKET_{name.upper()}")
+            name: ask_secret(f"{fields[name].title} of {market}", f"TORPOR_MARKET_{name.upper()}")
             for name in needed
         }
-        key = _secret(f"{fields['api_key'].title} of {market}", MARKET_VARIABLE)
+        key = ask_secret(f"{fields['api_key'].title} of {market}", MARKET_VARIABLE)
         block = made(lambda: kind(api_key=key, **more))
         block.open().check("")
         save_new(undo, block, "default")
@@ -336,7 +440,10 @@ def try_store(name: str) -> None:
     from blocks import ObjectStore
     from blocks.reference import load
 
-    opened = load(name, (ObjectStore,), of="").open()
+    _probe(load(name, (ObjectStore,), of="").open())
+
+
+def _probe(opened: S3Store) -> None:
     opened.probe()
     say(f"store       {opened.address}: wrote, read, listed and deleted a scratch object")
 
@@ -351,6 +458,21 @@ def try_market(reference: str) -> None:
     say(short(f"market      {opened.identity}: account {account.name}{balance}"))
     for note in account.notes:
         say(f"            {note}")
+
+
+def keep_on_record(name: str) -> None:
+    """Keep what the blocks of a workspace hold in its bucket, for `torpor recover`. Where that
+    fails, the next flow does it."""
+    from tasks.ownership import check_owner
+    from tasks.workspace_blocks import open_workspace
+
+    def warn(words: str) -> None:
+        say(f"torpor: warning: {words}", sys.stderr)
+
+    try:
+        check_owner(open_workspace(name), warn)
+    except Exception as error:  # noqa: BLE001 - the block is saved; Prefect's client raises any
+        warn(f"the settings of {name} are not in its bucket: {error}")
 
 
 def _limit(reference: str, gpu: str) -> float:
@@ -474,9 +596,12 @@ def _answered(
             say(f"torpor: {error}", sys.stderr)
 
 
-def _secret(question: str, variable: str) -> str:
+def ask_secret(question: str, variable: str, *, needed: bool = True) -> str:
+    """``needed``: else nothing is an answer, also where nobody is at the terminal."""
     if given := os.environ.get(variable):
         return given
+    if not sys.stdin.isatty() and not needed:
+        return ""
     if not sys.stdin.isatty():
         raise InvalidInput(f"nobody is at the terminal to answer: {question}? Set {variable}")
     try:

@@ -91,13 +91,16 @@ def take_snapshot(
 
 
 def back_up(
-    opened: OpenWorkspace, session: Agent, machine: Machine
+    opened: OpenWorkspace, session: Agent, machine: Machine, *, only_adds: bool = False
 ) -> tuple[HibernateReport, Verified]:
     """Take a snapshot of a machine that its user keeps, and warn of what it lacks. The machine's
-    own saves go on from the new snapshot."""
+    own saves go on from the new snapshot. ``only_adds``: delete no save that the snapshot replaces,
+    and leave the machine's own saves to the owner of the workspace."""
     check_not_frozen(opened, machine)
     report, verified = take_snapshot(opened, session, machine, look=True)
     log_losses(machine, report.lost)
+    if only_adds:
+        return report, verified
     start_autosave(opened, session, machine)
     return with_warnings(report, delete_autosaves(opened, verified)), verified
 

@@ -12,6 +12,7 @@ from tasks.hold import workspace_held
 from tasks.job_limits import for_job
 from tasks.jobs import check_no_job
 from tasks.machines import hand_over, make_paths, open_session, renting
+from tasks.packages import put_packages_back
 from tasks.programs import Freezer, prove_freezing, start_programs
 from tasks.restore import NEWEST, new_restore, pick_snapshot
 from tasks.runner import runner
@@ -188,7 +189,7 @@ def _hand_over(
                 check(session, True)
                 hand_over(tenancy, alone=False, untaken=True)
             return
-        restore = new_restore(opened, session, _restored_there(opened, session, newest))
+        restore = new_restore(opened, session, _restored_there(opened, session, newest), wakes=True)
         give_up = partial(_give_up, opened, tenancy, session, partial(check, session, False))
         with restore_run_before_handover(restore, tenancy, give_up):
             if not restore.plan.complete:
@@ -196,6 +197,7 @@ def _hand_over(
             freezer = Freezer()
             if opened.spec.freezes:  # the restore is whole
                 freezer = prove_freezing(opened, session, tenancy.rental, strict=False)
+            put_packages_back(opened, restore, rented=True)
             make_paths(opened, session)
             starting = bool(opened.spec.programs)
             check(session, True)

@@ -34,6 +34,8 @@ _WISHES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
                      "created_unix": 1.0}),
     ("/rentals/open/", {"state": "abandoned", "handed_unix": None}),
     ("/rentals/open/", {"state": "ended"}),
+    ("settings/", {"sealed": "", "plain": {"owner": {"side": MARK, "host": MARK}}}),
+    ("settings/", {"written_unix": 4e9, "format": 1}),
     ("/hosts/", {"host_key": _EVIL["host_key"], "jump": _EVIL["jump"]}),
 )  # fmt: skip
 _STATES: Final = ("asked", "standing", "handed over", "abandoned", "ended", "waiting", "running",

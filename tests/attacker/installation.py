@@ -7,9 +7,10 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -31,6 +32,7 @@ from torpor.control.rental.order import host_key_of
 from torpor.control.safety import Warrant
 from torpor.control.store.receipts import verified_snapshots
 from torpor.control.store.signatures import ROOT_BYTES, Signer
+from torpor.control.store.workspace_records import Settings, WorkspaceRecords
 from torpor.control.upkeep.pins import pin
 from torpor.machine.agent import snapshot, writing
 from torpor.machine.tree import compare, walk
@@ -45,6 +47,7 @@ from torpor.shared.values import (
     ObjectKey,
     StoredObject,
     WorkspaceName,
+    WorkspaceSpec,
     reserved_name,
 )
 from torpor.shared.wire.protocol import request_line
@@ -55,6 +58,11 @@ AWAKE, ASLEEP, OWN, NEAR = (WorkspaceName(name) for name in ("demo", "other", "m
 on its user's own machine. ``NEAR``: of another bucket of the same key, with unsaved work."""
 DESK: Final = "me@desk"
 OPEN, STOPPED, ENDED, LONG_AGO = "0123456789ab", "ba9876543210", "aaaabbbbcccc", "ddddeeeeffff"
+GONE: Final = WorkspaceName("gone")
+"""Deleted on purpose: its block's record was in the bucket."""
+SIDE: Final = "0a0a0a0a"
+LOGIN: Final = "-----BEGIN OPENSSH PRIVATE KEY-----"
+"""What a record of a sealed store has and nobody else reads."""
 COMMANDS: Final = {name: ["train", name] for name in (OPEN, STOPPED, ENDED, LONG_AGO)}
 """The commands that the user asked for, by their jobs."""
 _HOST_KEY: Final = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI"
@@ -251,11 +259,14 @@ def make_installation(sealed: bool) -> Iterator[Installation]:
         of = replace(lab.opened, providers=(market,), log_in=made.enter)  # type: ignore[arg-type]
         for name in (AWAKE, ASLEEP, OWN, NEAR):
             key = of.store_key
+            spec = msgspec.structs.replace(of.spec, name=name)
             made.opened[name] = replace(
                 of,
-                spec=msgspec.structs.replace(of.spec, name=name),
+                spec=spec,
                 store=made.store_of(name),
-                key=None if key is None else workspace_key(key, name),
+                sealing=None if key is None else workspace_key(key, name),
+                side=SIDE,
+                settings=partial(settings_of, spec, sealed=key is not None),
             )
         with near_machines(market.greeting), _settled_soon():
             _furnish(made)
@@ -279,7 +290,34 @@ def _settled_soon() -> Iterator[None]:
         yield
 
 
+def settings_of(spec: WorkspaceSpec, *, sealed: bool, patterns: Sequence[str] = ()) -> Settings:
+    """What the record of a workspace's block holds."""
+    fields = {"name": spec.name, "paths": spec.paths, "exclude": list(patterns)}
+    kept = {f"workspace/{spec.name}": fields}
+    kept |= {"ssh-identity/default": {"private_key": LOGIN}} if sealed else {}
+    return Settings(block=spec.name, blocks=kept)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _on_record(made: Installation) -> None:
+    """The record of each block, after an earlier one; and of a workspace that was deleted."""
+    of = made.opened[AWAKE].spec
+    specs = [one.spec for one in made.opened.values()]
+    for spec in (*specs, msgspec.structs.replace(of, name=GONE)):
+        for store in (made.one, made.two):
+            records = WorkspaceRecords(store, made.store_key)
+            for patterns in (["*.old"], []):
+                settings = settings_of(spec, sealed=made.store_key is not None, patterns=patterns)
+                records.keep(spec.name, settings, SIDE, "host", _raise)
+            if spec.name == GONE:
+                records.delete(GONE)
+
+
 def _furnish(made: Installation) -> None:
+    _on_record(made)
     for name in (ASLEEP, AWAKE, NEAR):
         _use(made, made.opened[name])
     # the attacked workspace's name in the other bucket: everything under the same names

@@ -45,19 +45,21 @@ from tests.attacker.installation import (
     COMMANDS,
     DESK,
     ENDED,
+    LOGIN,
     LONG_AGO,
     NEAR,
     OPEN,
     OWN,
     STOPPED,
-    Bucket,
     Installation,
     Tree,
 )
+from tests.fixtures.memory_store import MemoryStore
 from torpor.control.alerts.delivery import Remembered
 from torpor.control.jobs import driven_job, policy
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Job
+from torpor.control.recovery import look_at_bucket
 from torpor.control.reports import Row, WakeReport
 from torpor.control.store.manifests import snapshot_ids
 from torpor.control.store.signatures import Forged, Unsigned
@@ -70,7 +72,7 @@ from torpor.shared.errors import (
     WorkspaceAsleep,
     WorkspaceAwake,
 )
-from torpor.shared.format.names import manifest_key, snapshot_of, snapshots_prefix
+from torpor.shared.format.names import manifest_key, settings_key, snapshot_of, snapshots_prefix
 from torpor.shared.values import Endpoint, Machine, MachineId, ObjectKey, WorkspaceName
 
 _JOB_FLOW: Final = import_module("flows.job")  # whose name in the package is the flow itself
@@ -79,6 +81,7 @@ _READ: Final = re.compile(r"/rentals/open/[^/]+$|/jobs/open/[0-9a-f]{12}$")
 """What `watch` reads of each workspace."""
 _USUAL: Final = (WorkspaceAwake, WorkspaceAsleep, MachineInUse, InvalidInput)
 """What a flow may answer where nobody attacked: it was asked for what is not so."""
+_MOST: Final = 1 << 30
 _STEPS: Final = (3, 7)
 _PATIENT: Final = 20
 """So often a job waits for its turn in one step, before its user cancels it."""
@@ -165,6 +168,7 @@ class Round:
             (8, self._back_up),
             (5, self._prune),
             (12, self._look),
+            (12, self._recover),
             (15, self._pass),
         ]
         weights, does = zip(*steps, strict=True)
@@ -280,6 +284,37 @@ class Round:
             return
         what, flow, options = self._rng.choice(looks)
         self._flow(f"{what} {name}", [name] if flow is jobs else name, flow, **options)
+
+    def _recover(self) -> None:
+        """Another host makes the blocks again: only with settings that torpor wrote last, as far as
+        anybody can tell."""
+        one, made = self._made.one, self._made
+        try:
+            found, _ = look_at_bucket(one, made.store_key)
+        except TorporError as error:
+            self._judge_error("recover", "", error)
+            return
+        there = {of.name: of.settings for of in found if of.settings is not None}
+        for name, settings in there.items():
+            own = made.opened.get(name)
+            wanted = own.settings() if own is not None else None
+            if settings == wanted:
+                continue
+            if settings_key(name) not in self._attacker.played_back:
+                self._violate(f"recover takes settings that torpor did not write: {settings}")
+            else:
+                self.counts["recover takes older settings, which were put back"] += 1
+        unread = {key for of in found for key in of.unread}
+        for name in (AWAKE, ASLEEP, OWN):
+            key = settings_key(name)
+            if key not in self._attacker.touched and name not in there:
+                self._violate(f"recover lacks {key}, which nobody touched")
+            if one.head(key) is not None and name not in there and key not in unread:
+                self._violate(f"recover neither takes nor names {key}")
+        said = b"".join(body for bodies in one.bodies.values() for body in bodies)
+        if made.store_key is not None and LOGIN.encode() in said:
+            self._violate("the login to machines is in the bucket for everybody")
+        self.did.append(f"recover: {len(there)} records, {len(unread)} not believed")
 
     def _prune(self) -> None:
         name = self._rng.choice([AWAKE, ASLEEP, OWN])
@@ -468,15 +503,15 @@ class Round:
                 logging.disable(logging.NOTSET)
 
 
-def tree_of(store: Bucket, name: WorkspaceName, taken: str, store_key: bytes | None) -> Tree:
+def tree_of(store: MemoryStore, name: WorkspaceName, taken: str, store_key: bytes | None) -> Tree:
     """What a snapshot restores to, by a reader that shares no code with torpor."""
     keys = reader.Keys(store_key, name)
-    blob = store.body(manifest_key(name, snapshot_of(f"/{taken}")))
+    blob = store.get(manifest_key(name, snapshot_of(f"/{taken}")), max_bytes=_MOST)
     manifest = reader.read_manifest(blob, keys, name, taken)
     folder = Path(tempfile.mkdtemp(prefix="torpor-judge-"))
 
     def get(key: str, offset: int, length: int) -> bytes:
-        return store.body(ObjectKey(key))[offset : offset + length]
+        return store.get(ObjectKey(key), max_bytes=_MOST)[offset : offset + length]
 
     try:
         targets = [str(folder / str(number)).encode() for number in range(len(manifest.roots))]

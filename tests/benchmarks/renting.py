@@ -169,7 +169,7 @@ def _rented(store: ObjectStore, path: str) -> Iterator[tuple[_SlowMarket, OpenWo
         providers=(VastProvider(fake.key, url=fake.url),),
         identity=Identity(new_key_pair().private),
         owner="benchmark",
-        key=None,
+        sealing=None,
     )
     try:
         yield market, opened, fake

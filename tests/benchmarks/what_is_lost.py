@@ -81,7 +81,7 @@ def measure(markets: Markets, store: ObjectStore, outside: int, times: int) -> d
         providers=(markets.provider(MARKET),),
         identity=Identity(new_key_pair().private),
         owner="benchmark",
-        key=None,
+        sealing=None,
     )
     with PlainRunner(opened):
         create.fn(DEMO)

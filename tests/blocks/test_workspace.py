@@ -130,6 +130,7 @@ def test_every_setting_reaches_what_the_flows_read() -> None:
         "accept_lost": ["~/.cache"],
         "programs": ["sleep 1"],
         "process": "try",
+        "environment": "keep",
         "save_minutes": 5,
         "sleep_minutes": 60,
         "when_idle": "report",

@@ -306,6 +306,7 @@ def test_init_names_the_variable_of_whatever_a_market_needs(
 ) -> None:
     store = SimpleNamespace(address="s3://first", probe=lambda: None)
     monkeypatch.setattr("torpor_cli.setup.connected", nullcontext)
+    monkeypatch.setattr("torpor_cli.setup.keep_on_record", lambda name: None)
     monkeypatch.setattr("blocks.reference.saved_names", lambda kind: [])
     monkeypatch.setattr(
         "blocks.reference.load", lambda *_, **of: SimpleNamespace(open=lambda: store)
@@ -384,6 +385,7 @@ def _saved_by_init(
     )
     found = SimpleNamespace(fitting=offers)
     monkeypatch.setattr("torpor_cli.setup.connected", nullcontext)
+    monkeypatch.setattr("torpor_cli.setup.keep_on_record", lambda name: None)
     monkeypatch.setattr("torpor.control.rental.search.find_offers", lambda providers, want: found)
     monkeypatch.setattr("blocks.reference.saved_names", lambda kind: [])
     monkeypatch.setattr(

@@ -62,6 +62,22 @@ def test_packages_settings_caches_and_what_was_not_seen_have_a_line_each() -> No
     assert lost.keep == []
 
 
+def test_a_block_that_keeps_the_environment_says_which_packages_come_back() -> None:
+    packages = ["torch 2.4.0 and 9 more (pip in /opt/conda, in no record)", "tzdata 2 (apt)"]
+    spec = WorkspaceSpec(WorkspaceName("demo"), ["/w"], environment="keep")
+    losses = _losses(packages=packages, package_count=2, kept=["jq 1.6 (apt)"], kept_count=24)
+    lost = judge_losses(losses, spec)
+    assert lost.lines == [
+        "packages that were added, and that a wake puts back where it can: jq 1.6 (apt), and 23 "
+        "more",
+        "packages that were added, and that a wake does not install: torch 2.4.0 and 9 more (pip "
+        "in /opt/conda, in no record), tzdata 2 (apt)",
+    ]
+    (line,) = judge_losses(losses, SPEC).lines  # without it, none comes back
+    assert line.startswith("packages that were added, and that a wake does not install: jq 1.6 ")
+    assert line.endswith("and 23 more")
+
+
 def test_a_link_to_data_keeps_the_machine_by_default() -> None:
     lost = judge_losses(_losses(links=[LINK], link_count=4), SPEC)
     (reason,) = lost.keep

@@ -12,15 +12,20 @@ from pathlib import Path
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolUpdate
+from prefect_aws import AwsCredentials
+from pydantic import SecretStr
 
-from blocks import ObjectStore
+from blocks import ObjectStore, SSHIdentity
 from deployments import register
 from deployments.installation import CHECKOUT, Installation
 from deployments.server import Server
 from deployments.worker import RUN_COMMAND, WATCH_COMMAND
+from tests.fixtures.machines import new_key_pair
 from tests.fixtures.prefect_api import ask
 from tests.fixtures.prefect_server import run_python
+from torpor.control.store.s3 import S3Store
 from torpor.shared.errors import TorporError
+from torpor.shared.format.user_keys import UserKey
 
 # It changes the limit of the pool whose limit tests/deployments/test_queues.py has set.
 pytestmark = pytest.mark.together("automations and make up")
@@ -48,6 +53,67 @@ def test_the_first_store_has_the_same_key_where_the_database_is_lost(tmp_path: P
     assert ObjectStore(bucket="first", encryption_key=key).key()
     assert made.store_key_file.stat().st_mode & 0o777 == 0o600
     assert register.first_key(made) == key
+
+
+def test_a_store_whose_key_is_in_it_is_started_before_it_is_opened(
+    prefect_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `torpor store rotate default` the key object is in a store that does not run yet."""
+    name, served = "started-first", []
+    AwsCredentials(aws_access_key_id="id", aws_secret_access_key=SecretStr("secret")).save(
+        name, overwrite=True
+    )
+    block = ObjectStore(
+        flavour="seaweedfs",
+        bucket="first",
+        endpoint_url="http://127.0.0.1:1",
+        credentials=f"aws-credentials/{name}",
+        encryption_key=SecretStr(UserKey.new().text),
+    )
+    monkeypatch.setattr(register, "EMBEDDED", name)
+    monkeypatch.setattr(register, "load_named", lambda kind, name, of: block)
+    monkeypatch.setattr(register, "see_that_they_run", lambda *how: served.append("started"))
+    monkeypatch.setattr(register.embedded, "endpoint_of", lambda folder: block.endpoint_url)
+    monkeypatch.setattr(
+        register.embedded, "make_bucket", lambda folder, reach, **how: served.append(reach.bucket)
+    )
+    monkeypatch.setattr(S3Store, "get", lambda *asked, **how: pytest.fail("it was opened"))
+    assert register.serve_store(Installation(tmp_path)) == []
+    assert served == ["started", "first"]
+
+
+@pytest.mark.rule(24)
+def test_the_first_identity_is_kept_in_the_bucket_also_one_of_an_earlier_version(
+    prefect_server: Server, tmp_path: Path
+) -> None:
+    """Also where the database is lost. A key of the user's own is kept in none, and neither is one
+    that its user has kept out."""
+    made = Installation(tmp_path)
+    first = register.first_identity(made)
+    assert (first.on_record, register.first_identity(made)) == (True, first)
+    own = SSHIdentity(private_key=new_key_pair().private)
+    for name, block, kept in (("torpors", first, True), ("users", own, False)):
+        key = block.private_key.get_secret_value()
+        _save_as_earlier(prefect_server.api_url, name, {"private_key": key})
+        register.put_on_record(SSHIdentity.load(name))
+        assert SSHIdentity.load(name).on_record == kept
+    first.model_copy(update={"on_record": False}).save("out")
+    register.put_on_record(SSHIdentity.load("out"))
+    assert not SSHIdentity.load("out").on_record
+    register.keep_identity(made, own)
+    assert not register.first_identity(made).on_record
+
+
+def _save_as_earlier(api: str, name: str, data: dict[str, str]) -> None:
+    """A block as the versions before `torpor recover` saved it, with its schema of then."""
+    SSHIdentity.register_type_and_schema()
+    kind = ask("GET", f"{api}/block_types/slug/ssh-identity")["id"]
+    fields = SSHIdentity.model_json_schema()
+    fields = {**fields, "properties": {"private_key": fields["properties"]["private_key"]}}
+    asked = {"fields": fields, "block_type_id": kind, "capabilities": [], "version": "earlier"}
+    schema = ask("POST", f"{api}/block_schemas/", asked)["id"]
+    ids = {"block_schema_id": schema, "block_type_id": kind}
+    ask("POST", f"{api}/block_documents/", {"name": name, "data": data, **ids})
 
 
 FLOW = """

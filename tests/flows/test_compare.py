@@ -122,7 +122,7 @@ def test_where_a_canary_failed_nothing_is_rented_that_has_to_freeze_programs(lab
     lab.market.on_sale[0] = msgspec.structs.replace(lab.market.on_sale[0], cuda=None)
     there = lab.record(gpu="H100 SXM", gpu_count=2, region="US")
     spec = lab.wanting(programs=["exec sleep 600"], process="require")
-    opened = replace(spec, key=bytes(32))
+    opened = replace(spec, sealing=bytes(32))
     in_use = msgspec.structs.replace(there, state="handed over")
     with plain(opened):
         keep_canary(opened, in_use, Tried("its disk is full"))

@@ -6,6 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from decimal import Decimal
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from flows.procedures.job.attempt import Attending, JobSaves
 from tasks.autosave import delete_autosaves
 from tasks.guards import EndingMachine, check_guards
 from tasks.job_listing import failure_of
+from tasks.machines import fitting_offers
 from tasks.machines import renting as renting_of
 from tasks.plain_runner import PlainRunner
 from tasks.retention import judge_snapshots
@@ -31,9 +34,11 @@ from tests.fixtures.records import put_record, read_record
 from tests.fixtures.rentals import handed_over, standing
 from tests.fixtures.small_saves import put_line, put_save, verified_save
 from tests.fixtures.waiting import PATIENCE_S, until
+from torpor.control.jobs import policy
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Job, Stop
 from torpor.control.losses import Lost
+from torpor.control.money.budgets import Budget, OpenBudget
 from torpor.control.rental import ending, renting
 from torpor.control.rental.records import Rental
 from torpor.control.safety import never_handed_over
@@ -738,6 +743,27 @@ def test_a_job_goes_on_from_a_backup_where_that_deleted_the_autosave_it_was_woke
     destroy_all(lab.market)
     assert drive_job(lab, left).state == "over budget"
     assert woken == [newer]
+
+
+@pytest.mark.rule(24)
+def test_a_job_waits_for_a_budget_that_names_a_workspace_which_is_not_here(
+    lab: Lab, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a recovery that was cut short: a person mends the budget, and the job goes on."""
+    asked: list[str] = []
+
+    def wake(opened: Any, snapshot: str, **_: Any) -> None:
+        spent = Budget(name="lab", usd_month=Decimal("0.01"), workspaces=(DEMO,))
+        trouble = "budget lab names workspace other, which is not here" if len(asked) < 2 else ""
+        found = replace(opened, budgets=lambda: [OpenBudget(spent, list, trouble)])
+        asked.append(lab.opened.jobs.open()[0].state)
+        fitting_offers(found)
+
+    monkeypatch.setattr(JOB_FLOW, "wake_workspace", wake)
+    monkeypatch.setattr(policy, "WAITS_S", (0.01,))
+    put_save(lab.store, 10)
+    ended = drive_job(lab, left_job(lab))
+    assert (ended.state, len(asked), asked[1:]) == ("over budget", 3, ["waiting", "waiting"])
 
 
 def _woken_next(lab: Lab, monkeypatch: pytest.MonkeyPatch, left: Job) -> tuple[Job, list[str]]:

@@ -154,7 +154,7 @@ def bucket(honest: Honest, lab: Lab) -> Iterator[Bucket]:
     opened = replace(
         lab.opened,
         store=honest.store,
-        key=honest.session.key,
+        sealing=honest.session.key,
         store_key=honest.session.store_key,
         log_in=lambda *_, **__: honest.session,
     )

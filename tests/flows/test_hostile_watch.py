@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
+from importlib import import_module
 from typing import Any, Final
 
 import pytest
@@ -221,6 +222,8 @@ def test_a_store_that_ends_no_answer_holds_up_a_look_only_so_long(
     endless = Endless(drips)
     patience = partial(StorePatience, clock=lambda: endless.clock.now_unix)
     monkeypatch.setattr(steps, "StorePatience", patience)
+    # One clock for all stores: what one of them waits for would count for the others beside it.
+    monkeypatch.setattr(import_module("flows.watch"), "OWNERS_AT_ONCE", 1)
     evil = replace(lab.wanting(name=EVIL, idle=RULES), store=endless.store())
     good, other = lab.wanting(idle=RULES), lab.wanting(name=OTHER, idle=RULES)
     standing(other)

@@ -208,6 +208,13 @@ def test_markets_whose_machines_do_not_reach_each_other_are_refused_first(nodes:
     assert nodes.market.orders == [] and nodes.opened.jobs.open() == []
 
 
+def test_packages_that_come_back_on_the_first_node_alone_are_refused_first(nodes: Lab) -> None:
+    spec = msgspec.structs.replace(nodes.opened.spec, environment="keep")
+    with pytest.raises(InvalidInput, match=r"the first node of a job alone.*environment=image"):
+        _run(replace(nodes, opened=replace(nodes.opened, spec=spec)), ["true"])
+    assert nodes.market.orders == [] and nodes.opened.jobs.open() == []
+
+
 def test_a_workspace_that_is_awake_is_refused_and_stays(nodes: Lab) -> None:
     machine = wake_plainly(nodes.opened).machine
     with pytest.raises(JobFailed, match=f"is on machine {machine}.*hibernate the workspace"):

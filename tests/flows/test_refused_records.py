@@ -18,7 +18,7 @@ from tasks.overview import overview
 from tasks.watch import LeftLook, MachineLook
 from tests.fixtures.lab import DEMO, Lab
 from tests.fixtures.plain_flows import Shows, plain, run_plainly
-from tests.fixtures.rentals import handed_over, standing
+from tests.fixtures.rentals import at_another_account, handed_over, standing
 from torpor.control.idleness import Verdict
 from torpor.control.jobs.records import Job
 from torpor.control.overview import Overviews
@@ -104,6 +104,19 @@ def test_status_shows_the_machines_that_it_does_not_concern(
     if kind != "rentals/ended":  # what is open says whether a machine may be ended
         told = "workspace demo cannot be looked at"
     assert told in _watch(lab).alerts
+
+
+def test_watch_names_it_once_beside_a_machine_that_nobody_can_look_at(
+    lab: Lab, refuse: Callable[..., ObjectKey]
+) -> None:
+    """Without the machine's market, and with a record that says nothing of machines."""
+    machine = at_another_account(lab.opened)
+    lab.lose_machines()
+    of_machine = f"machine {machine.id} of workspace demo cannot be judged"
+    assert _watch(lab).alerts == [of_machine]
+    refuse(f"demo/rentals/ended/{FORGED}")
+    told = "not all that is on record of workspace demo can be read"
+    assert sorted(_watch(lab).alerts) == [of_machine, told]
 
 
 def test_a_workspace_whose_only_rental_it_is_does_not_count_as_asleep(

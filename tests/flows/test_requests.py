@@ -6,16 +6,18 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 
-from flows import backup
+from flows import backup, prune
 from tasks.overview import live_machines, overview
 from tests.fixtures.lab import Lab, make_lab
 from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.plain_flows import hibernate_plainly, run_plainly
+from tests.fixtures.plain_flows import hibernate_plainly, run_plainly, wake_plainly
 from torpor.control.store.manifests import snapshot_ids
-from torpor.shared.format.names import manifest_key
+from torpor.control.store.workspace_records import Settings
+from torpor.shared.format.names import manifest_key, settings_key
 from torpor.shared.transfer.transfer import Range
 from torpor.shared.values import ObjectKey, StoredObject
 
@@ -74,7 +76,9 @@ def stored() -> Iterator[tuple[Lab, Counting]]:
         (home / "notes").mkdir(parents=True)
         (home / "notes" / "a.txt").write_text("first\n")
         (home / "weights.bin").write_bytes(os.urandom(100_000))
-        run_plainly(lab.opened, backup)
+        settings = Settings(block="demo", blocks={"workspace/demo": {"name": "demo"}})
+        lab.opened = replace(lab.opened, side="11111111", settings=lambda: settings)
+        run_plainly(lab.opened, backup)  # which writes its settings beside it
         store.asked.clear()
         yield lab, store
     store.close()
@@ -83,16 +87,16 @@ def stored() -> Iterator[tuple[Lab, Counting]]:
 def test_an_unchanged_backup_sends_few_requests(stored: tuple[Lab, Counting]) -> None:
     lab, store = stored
     run_plainly(lab.opened, backup)
-    assert store.kinds == {"LIST": 21, "GET": 15, "HEAD": 3, "PUT": 2}
+    assert store.kinds == {"LIST": 21, "GET": 17, "HEAD": 3, "PUT": 2}
     _check_read_twice(lab, store)
 
 
 def test_an_unchanged_hibernate_sends_few_requests(stored: tuple[Lab, Counting]) -> None:
-    """What a destroy rests on is asked anew: the listing of the snapshots and the jobs, before the
-    warrant and right before the market is asked."""
+    """What a destroy rests on is asked anew: the listing of the snapshots, of the jobs, and
+    who owns the workspace, before the warrant and right before the market is asked."""
     lab, store = stored
     assert hibernate_plainly(lab.opened).destroyed
-    assert store.kinds == {"LIST": 20, "GET": 14, "HEAD": 3, "PUT": 5, "DELETE": 1}
+    assert store.kinds == {"LIST": 20, "GET": 18, "HEAD": 3, "PUT": 5, "DELETE": 1}
     _check_read_twice(lab, store)
 
 
@@ -106,6 +110,33 @@ def test_a_look_at_a_workspace_that_is_asleep_sends_few_requests(
     (seen,) = overview({"demo": lab.opened}, live_machines, [])
     assert (seen.state, seen.month_usd is not None) == ("asleep", True)
     assert store.kinds == {"LIST": 7, "GET": 2}
+
+
+@pytest.mark.rule(24)
+def test_each_flow_asks_who_owns_the_workspace_and_again_before_it_rents_ends_or_deletes(
+    stored: tuple[Lab, Counting],
+) -> None:
+    """The settings are written again where they differ."""
+    lab, store = stored
+    key = settings_key(lab.opened.spec.name)
+
+    def asked() -> list[str]:
+        found = [kind for kind, of in store.asked if of == key]
+        store.asked.clear()
+        return found
+
+    run_plainly(lab.opened, backup)
+    assert asked() == ["GET", "GET"]  # the second one before older saves are deleted
+    other = Settings(block="demo", blocks={"workspace/demo": {"name": "demo", "exclude": ["a"]}})
+    changed = replace(lab.opened, settings=lambda: other)
+    run_plainly(changed, backup)
+    assert asked() == ["GET", "PUT", "GET"]
+    run_plainly(changed, prune, dry_run=False)
+    assert asked() == ["GET", "GET"]
+    hibernate_plainly(changed)
+    assert asked() == ["GET", "GET", "GET", "GET"]
+    wake_plainly(changed)
+    assert asked() == ["GET", "GET"]  # the second one before the market is asked
 
 
 def _check_read_twice(lab: Lab, store: Counting) -> None:

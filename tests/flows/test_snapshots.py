@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -24,7 +25,7 @@ from tests.fixtures.lab import Lab
 from tests.fixtures.plain_flows import plain, run_plainly
 from torpor.control.store.manifests import snapshot_ids
 from torpor.control.upkeep.reports import MOST_ROWS, Table
-from torpor.shared.errors import InvalidInput, SnapshotKept, SnapshotMissing
+from torpor.shared.errors import InvalidInput, KeyUnknown, SnapshotKept, SnapshotMissing
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import SnapshotId
 
@@ -138,6 +139,21 @@ def test_a_snapshot_that_cannot_be_read_is_named_and_the_rest_is_searched(
         assert len(_run(standing, "snapshots").rows()) == 3
     finally:
         standing.store.put(key, whole)
+
+
+def test_a_key_that_opens_nothing_makes_no_snapshot_unreadable(
+    standing: Lab, history: list[SnapshotId]
+) -> None:
+    """The search ends, and does not ask for the key once for each snapshot."""
+
+    def removed(store: object) -> NoReturn:
+        raise KeyUnknown("it was removed")
+
+    with (
+        plain(replace(standing.opened, sealing=removed)),
+        pytest.raises(KeyUnknown, match="it was removed"),
+    ):
+        list_versions("demo", "a.txt")
 
 
 def test_a_path_comes_back_beside_what_is_there(

@@ -21,8 +21,9 @@ from torpor.control import safety
 from torpor.control.jobs.driven_job import Driven
 from torpor.control.jobs.records import Job, Stop
 from torpor.control.rental.records import Rental
+from torpor.control.store.workspace_records import WorkspaceRecords
 from torpor.control.upkeep.lineage import NewestState
-from torpor.shared.errors import NoCapacity, ProviderDenied, SnapshotDamaged
+from torpor.shared.errors import NoCapacity, ProviderDenied, Recovered, SnapshotDamaged
 from torpor.shared.values import Machine, SnapshotId, StoredSnapshot
 from torpor.shared.wire.job import JobLook, JobState, LookAtJob
 
@@ -150,6 +151,26 @@ def test_a_stopped_machine_is_started_and_saved_and_the_command_goes_on_there(
     assert drive_job(lab, _open(lab, machine, rental)).state == "succeeded"
     assert asked == [machine.id]
     assert story.did == [f"save {machine.id}", f"hibernate {machine.id}"]
+
+
+@pytest.mark.rule(24)
+def test_a_stopped_machine_of_a_workspace_that_another_host_has_recovered_is_not_ended(
+    world: tuple[Lab, Story], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right before its end: the market has answered that it does not start it."""
+    lab, story = world
+    _market(lab, starts=False)
+    machine, rental = _stopped(lab, job=JOB)
+
+    def save(*_: Any) -> StoredSnapshot:
+        WorkspaceRecords(lab.store, None).take(DEMO, "22222222", "newhost")
+        return _SAVE
+
+    monkeypatch.setattr(stopped_machine, "find_sure_save", save)
+    with pytest.raises(Recovered, match="by newhost"):
+        drive_job(lab, _open(lab, machine, rental))
+    assert (list(lab.market.alive), story.did) == ([machine.id], [])
+    assert not lab.opened.jobs.open()[0].ended
 
 
 @pytest.mark.parametrize("starts", [True, False])

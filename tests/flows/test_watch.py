@@ -28,7 +28,7 @@ from tests.fixtures.lab import DEMO as WORKSPACE
 from tests.fixtures.lab import Lab
 from tests.fixtures.machines import destroy_all
 from tests.fixtures.plain_flows import hibernate_plainly, wake_plainly
-from tests.fixtures.rentals import standing
+from tests.fixtures.rentals import at_another_account, standing
 from tests.fixtures.world import World
 from torpor.control.providers.provider import Absent, Provider
 from torpor.control.remote.session import SshSession
@@ -273,6 +273,19 @@ def test_a_look_says_when_a_machine_will_be_idle(lab: Lab, opened: OpenWorkspace
     (shown,) = report.rows()
     assert shown["idle at"] == moment(row.idle_unix)
     assert _of(_watch(told), works).idle_unix is None  # nobody hibernates it then
+
+
+def test_a_workspace_on_a_machine_of_an_account_without_a_block_does_not_count_as_asleep(
+    lab: Lab, opened: OpenWorkspace
+) -> None:
+    """As on a new host, before the market's key is there."""
+    machine = at_another_account(opened)
+    lab.lose_machines()
+    with PlainRunner(opened):
+        (seen,) = overview({"demo": opened}, lambda one: renting(one).machines({}), [])
+    assert seen.state == "awake?"
+    assert f"machine {machine.id} of workspace" in seen.unseen
+    assert "no provider block is for vast:2" in seen.unseen
 
 
 def test_status_says_after_how_long_a_machine_sleeps_and_about_when(

@@ -165,5 +165,5 @@ def rented_workspace(seaweed: Server, identity_key: KeyPair) -> OpenWorkspace:
         providers=(),
         identity=Identity(identity_key.private),
         owner="tests",
-        key=secrets.token_bytes(32),
+        sealing=secrets.token_bytes(32),
     )

@@ -117,7 +117,7 @@ def market_world(kind: type[W], seed: int, page: int = 25) -> Iterator[W]:
                 providers=(),
                 identity=Identity(new_key_pair().private),
                 owner="tests",
-                key=workspace_key(store_key, DEMO),
+                sealing=workspace_key(store_key, DEMO),
             )
             try:
                 rng = random.Random(seed)

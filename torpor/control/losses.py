@@ -69,11 +69,7 @@ def judge_losses(losses: Losses, spec: WorkspaceSpec) -> Lost:
     lines += _listed(
         "settings of the system that were added or changed", losses.settings, losses.setting_count
     )
-    lines += _listed(
-        "packages that were added, and that a wake does not install",
-        losses.packages,
-        losses.package_count,
-    )
+    lines += _packages(losses, spec)
     lines += _listed("not looked at", losses.unseen, len(losses.unseen))
     if not losses.complete:
         lines.append("the look was cut short by its time limit: there may be more")
@@ -239,6 +235,19 @@ def _amount(folder: LeftBehind) -> str:
 
 def _count(folder: LeftBehind) -> str:
     return f"{size(folder.bytes)} in {folder.files:,} file{'' if folder.files == 1 else 's'}"
+
+
+def _packages(losses: Losses, spec: WorkspaceSpec) -> list[str]:
+    """``environment`` keep brings those back that the snapshot names."""
+    again = "packages that were added, and that a wake puts back where it can"
+    never = "packages that were added, and that a wake does not install"
+    if spec.environment == "keep":
+        return [
+            *_listed(again, losses.kept, losses.kept_count),
+            *_listed(never, losses.packages, losses.package_count),
+        ]
+    count = losses.kept_count + losses.package_count
+    return _listed(never, [*losses.kept, *losses.packages], count)
 
 
 def _listed(what: str, names: Sequence[str], count: int) -> list[str]:

@@ -13,7 +13,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     month at most, ``asleep_usd_day`` what the store asks for its newest snapshot, ``stored_bytes``
     what the store holds of that snapshot, ``new_bytes`` the uncompressed bytes that were new in it;
     None: unknown. ``sleeps``: when its machines are hibernated by themselves. ``coming``: the next
-    run that a schedule starts for it. ``trouble``: why nothing, or not all, is known of it."""
+    run that a schedule starts for it. ``trouble``: why nothing, or not all, that is on record of it
+    is known; ``unseen``: why its machines cannot be looked at."""
 
     block: str
     state: str = ""
@@ -29,6 +30,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     sleeps: str = ""
     coming: str = ""
     trouble: str = ""
+    unseen: str = ""
 
     def row(self) -> Row:
         return {
@@ -39,7 +41,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
             "age": "" if self.newest_age_s is None else _age(self.newest_age_s),
             "jobs": str(self.jobs or ""),
             "sleeps after": self.sleeps,
-            "note": self.trouble,
+            "note": self.trouble or self.unseen,
             "newest snapshot": self.newest or "",
             "next schedule": self.coming,
             "machines": ", ".join(self.machines),
@@ -72,7 +74,7 @@ class Overviews(Report, frozen=True):
     def costs(self) -> str:
         """What the awake workspaces cost together, and what they would cost asleep."""
         total = sum(seen.usd_h for seen in self.awake)
-        least = "at least " if any(seen.trouble for seen in self.workspaces) else ""
+        least = "at least " if any(one.trouble or one.unseen for one in self.workspaces) else ""
         return f"{least}{total:.3f} $/h, {total * 24:.2f} $ a day{_asleep(self.awake)}"
 
     def rows(self) -> list[Row]:

@@ -298,6 +298,7 @@ class WakeReport(WorkspaceReport, frozen=True):
     provider: str = "own"  # "own": the user's own machine
     first: FirstReport | None = None
     programs: list[str] = []  # how each program began
+    packages: list[str] = []  # which packages came back, and which did not
     chosen: str = ""  # whether frozen programs could go on there, where that ranked the offers
 
     def title(self) -> str:
@@ -315,6 +316,7 @@ class WakeReport(WorkspaceReport, frozen=True):
             _row("files", f"{self.files:,}"),
             _row("bytes", f"{self.bytes:,}, fetched as {self.stored_bytes:,}"),
             *([_row("first", self.first.words())] if self.first else []),
+            *(_row("packages", line) for line in self.packages),
             *(_row("program", line) for line in self.programs),
             _row("checked", self.checked),
             *([_row("decoding", self.decoding)] if self.decoding else []),

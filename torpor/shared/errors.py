@@ -4,7 +4,8 @@
     ├── InvalidInput            the user named something that cannot be; nothing was touched
     │   ├── WorkspaceInvalid    a workspace path is missing, empty, unreadable or not a directory
     │   ├── WorkspaceAwake      the workspace is on a machine already: no other one is rented
-    │   └── WorkspaceAsleep     it is on no machine, which what was asked for needs
+    │   ├── WorkspaceAsleep     it is on no machine, which what was asked for needs
+    │   └── BudgetUnread        a budget names a workspace that is not here: nothing is rented
     ├── StoreError              the object store
     │   ├── StoreDenied         403: credentials or grant refused
     │   ├── StoreArchived       the object is in an archive: ask for its restore first
@@ -13,6 +14,8 @@
     │   │   ├── StoreUnreachable* its host refuses connections, or has no address
     │   │   ├── StoreFull       its disk or its quota: somebody has to free space first
     │   │   └── StoreAway       it was away for as long as the patience of its block
+    │   ├── KeyUnknown          the key of the block opens nothing there
+    │   ├── KeyDamaged          the key object was changed by which the key of the block opens
     │   ├── RecordRefused       a record that no control side of this store signed, or damaged
     │   ├── StoreCorrupt      * bytes are not those that were written
     │   ├── GrantExpired      * a grant's time is over; ask for a new one
@@ -54,6 +57,7 @@
     │   │   └── MachineUnread   a list has a machine that may be ours and cannot be read
     │   └── NotOurs             the machine does not carry our label and rental
     │       └── HandedOver      another run has handed it to its user meanwhile
+    │           └── Recovered   another control side has recovered the workspace, and owns it
     ├── BudgetExceeded          what was to be rented would cost more than a budget allows
     ├── JobFailed               a job has ended without success; its work is stored
     ├── NotDelivered            a notification block did not accept a message
@@ -111,6 +115,10 @@ class WorkspaceAsleep(InvalidInput):
     snapshot: str = ""
 
 
+class BudgetUnread(InvalidInput):
+    pass
+
+
 class StoreError(TorporError):
     pass
 
@@ -146,6 +154,14 @@ class StoreAway(StoreUnavailable):
 
 class RecordRefused(StoreError):
     """The object is not a record that this torpor wrote. Nothing that it says is carried out."""
+
+
+class KeyUnknown(StoreError):
+    pass
+
+
+class KeyDamaged(StoreError):
+    pass
 
 
 class StoreCorrupt(StoreError):
@@ -306,6 +322,10 @@ class NotOurs(ProviderError):
 
 
 class HandedOver(NotOurs):
+    pass
+
+
+class Recovered(HandedOver):
     pass
 
 

@@ -425,6 +425,8 @@ class WorkspaceSpec(msgspec.Struct, frozen=True):
     process: Literal["never", "try", "require"] = "never"
     """Whether the programs' processes, and a job's command at a spot notice, are frozen and go
     on."""
+    environment: Literal["image", "keep"] = "image"
+    """Whether a wake puts packages of apt and pip back that were added beside the workspace."""
     save_minutes: int = 0
     """How often a rented machine stores the workspace by itself; 0: never."""
     idle: IdleRules = IdleRules()

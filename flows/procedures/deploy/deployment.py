@@ -83,7 +83,6 @@ from torpor.shared.errors import (
     SnapshotDamaged,
     TorporError,
 )
-from torpor.shared.format.keys import Seal
 from torpor.shared.values import Machine, StoredSnapshot, WorkspaceName, workspace_name
 
 
@@ -250,7 +249,7 @@ class Deployment:
 
     def _environments_workspace(self) -> StoredWorkspace:
         # The id is of the store's key, whatever the name that the key is derived for.
-        key_id = Seal(self._opened.base_key(workspace_name("environments"))).key_id.hex()
+        key_id = self._opened.base(workspace_name("environments"), []).seal.key_id.hex()
         trial = self._request.trial
         if trial is not None:
             key_id += trial.name

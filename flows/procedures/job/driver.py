@@ -29,6 +29,7 @@ from tasks.jobs import (
 )
 from tasks.lineage import lacks
 from tasks.machines import end_abandoned, open_session, renting, session_with
+from tasks.ownership import warn_or_recovered
 from tasks.progress import doing, now
 from tasks.runner import runner
 from tasks.runs import GONE
@@ -48,6 +49,7 @@ from torpor.control.safety import Verified
 from torpor.control.store.manifests import snapshot_ids
 from torpor.shared.errors import (
     BudgetExceeded,
+    BudgetUnread,
     CreateFailed,
     EndUnproven,
     HandedOver,
@@ -56,6 +58,7 @@ from torpor.shared.errors import (
     MachineInUse,
     NoOffer,
     ProviderError,
+    Recovered,
     SnapshotError,
     StoreError,
     StoreUnavailable,
@@ -103,9 +106,11 @@ def driving(
     stop_if_cancelled(opened, record, state)
     taken = opened.jobs.take(record, runner().run, driven_for, gone=state in GONE)
 
-    limits = Limits(opened)
+    limits, warned = Limits(opened), ""
 
     def look_at_own_run(job: Job) -> None:
+        nonlocal warned
+        warned = warn_or_recovered(opened, warned)  # its limits hold in any case
         stop_if_cancelled(opened, job, state_of(runner().run))
         _heed_approval(opened, driven)
         limits.look(driven.job)
@@ -168,6 +173,7 @@ class Driver:
         self.opened = opened
         self._driven = driven
         self._refusals = self._troubles = 0
+        self._warned = ""
         self._missing_since: float | None = None
         self.end_of_job = EndOfJob(opened, driven)
         self._kept = ""  # why the machine was kept after the end of the job
@@ -211,6 +217,7 @@ class Driver:
         job."""
         self._driven.check()
         try:
+            self._warned = warn_or_recovered(self.opened, self._warned)
             yield
             self._troubles = 0
         except TorporError as error:
@@ -550,10 +557,13 @@ class Driver:
 
     def wait_after(self, error: TorporError) -> None:
         """Wait after a wake that failed, or end the job."""
+        if isinstance(error, Recovered):
+            raise error  # its owner goes on with the job
         if isinstance(error, WorkspaceAwake | WorkspaceBusy | HandedOver):
             self._say_waiting(f"another run wakes this workspace or has woken it: {error}")
             raise WorkspaceAwake(str(error)) from error  # the next look finds its machine
-        if isinstance(error, NoOffer | CreateFailed | EndUnproven):  # each look tries to end it
+        waits = isinstance(error, NoOffer | CreateFailed | EndUnproven)  # each look tries to end it
+        if waits or isinstance(error, BudgetUnread):  # a person mends the budget
             self._refusals += 1
             seconds = wait_s(self._refusals)
             self._say_waiting(f"{error}. The next look is in {seconds:.0f} s")

@@ -12,6 +12,7 @@ import msgspec
 
 from flows.procedures.save import take_snapshot
 from tasks.jobs import check_no_other_job
+from tasks.ownership import check_still_owner
 from tasks.runner import runner
 from tasks.stopped_machine import end_stopped, find_sure_save, start_machine
 from tasks.workspace import OpenWorkspace
@@ -25,6 +26,7 @@ from torpor.shared.errors import (
     MachineInUse,
     NoCapacity,
     ProviderError,
+    Recovered,
     SnapshotError,
     TorporError,
     UnsafeDestroy,
@@ -166,8 +168,9 @@ class Stopped:
                 machine.provider,
                 save.snapshot,
             )
-            unused = partial(check_no_other_job, self._opened, machine, job.id)
-            end_stopped(self._opened, machine, rental, save, unused)
+            end_stopped(self._opened, machine, rental, save, partial(self._check_unused, machine))
+        except Recovered:
+            raise
         # the machine has another owner, not the job: the next look shows which
         except HandedOver as error:
             return str(error)
@@ -178,6 +181,10 @@ class Stopped:
             runner().log.warning("machine %s was not ended: %s", machine.id, error)
             return str(error)
         return ""
+
+    def _check_unused(self, machine: Machine) -> None:
+        check_still_owner(self._opened)
+        check_no_other_job(self._opened, machine, self._driven.job.id)
 
     def _leave(self, machine: Machine, stop: Stop, why: str) -> None:
         """End the job without ending the machine."""

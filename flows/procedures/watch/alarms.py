@@ -28,7 +28,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """What a look saw, and what it could not see. ``budgets``: None where no machine is in use, so
     that none was read. ``named``: the blocks of each workspace. ``unread``: the workspaces whose
     store or jobs could not be read. ``some``: the look was only at some workspaces of the
-    installation. ``overview``: the state and cost of each workspace."""
+    installation. ``overview``: the state and cost of each workspace. ``not_own``: why nothing is
+    done for a workspace."""
 
     report: WatchReport
     at_markets: AllMachines
@@ -38,6 +39,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     unread: Sequence[str]
     some: bool
     overview: Overviews
+    not_own: Mapping[WorkspaceName, str] = msgspec.field(default_factory=dict)
 
 
 class Alarms(msgspec.Struct, frozen=True):
@@ -57,6 +59,7 @@ def see_alarms(look: Observation, faults: list[Exception]) -> Alarms:
     found = [
         *watch.of_machines(report.watched, now_unix),
         *watch.of_idle(report.watched, now_unix),
+        *watch.of_owners(look.not_own, now_unix),
         *watch.of_saves(report.watched, now_unix),
         *look.at_markets.lost,
         *watch.of_left(report.left, now_unix),

@@ -17,6 +17,7 @@ from torpor.control.deploy import bases
 from torpor.control.safety import Verified, verify_snapshot
 from torpor.control.store.manifests import find_snapshot, snapshot_ids
 from torpor.control.upkeep.pins import pin, pin_times, unpin
+from torpor.shared.errors import KeyUnknown
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.names import manifest_key
 from torpor.shared.values import BASE, BENCHMARK, SnapshotId, WorkspaceName, reserved_name
@@ -134,6 +135,19 @@ def test_a_listing_that_lacks_the_pin_of_an_environment_deletes_it_not(
 
 
 @pytest.mark.rule(17)
+def test_a_block_whose_key_opens_nothing_deletes_no_environment(lab: Lab) -> None:
+    made = lab.made("one")
+    bases.keep(lab.store, made, "a test")
+    lab.store.advance(40 * DAY)
+
+    def seal_of(name: WorkspaceName) -> Seal:
+        raise KeyUnknown("it was removed")
+
+    with pytest.raises(KeyUnknown):
+        bases.expire(lab.store, seal_of, 30 * DAY, lab.store.now)
+    assert lab.used() == made.snapshot
+
+
 def test_one_that_is_taken_into_use_while_it_expires_stays(lab: Lab) -> None:
     """Another deploy pins it between the unpinning and the deletion."""
     made = lab.made("one")

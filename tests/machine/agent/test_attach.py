@@ -17,6 +17,7 @@ import pytest
 
 from tests.fixtures.sshd import argv_of
 from tests.fixtures.waiting import PATIENCE_S, until
+from torpor.machine.agent.packages import this_system
 from torpor.machine.sampler.process import ALIVE, dismiss
 from torpor.machine.sampler.ring import RING, read
 from torpor.machine.supervisor.marker import MARKER
@@ -98,6 +99,8 @@ def test_home_is_private_and_the_agent_is_detached(bundle: Path, home: Path) -> 
     pid = peer.ask("r", "echo")["result"]["pid"]
     assert home.stat().st_mode & 0o777 == 0o700
     assert (home / "agent.sock").stat().st_mode & 0o777 == 0o600
+    came_with = this_system(home).image  # kept at the first start
+    assert came_with is not None and came_with.pip
     assert os.getsid(pid) == pid != os.getsid(0)
     assert os.readlink(f"/proc/{pid}/cwd") == str(home)
     assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"

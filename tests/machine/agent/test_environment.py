@@ -63,3 +63,15 @@ def test_every_kind_of_package_is_found(
     (tmp_path / "broken.dist-info/METADATA").write_text("Name: broken\n")
     monkeypatch.setattr(environment, "python_places", lambda: [str(tmp_path)])
     assert record_environment()["python_packages"] == {"a-package": "1.2+cu121"}
+
+
+def test_an_odd_record_of_a_package_stops_no_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("latin", "loop"):
+        (tmp_path / f"{name}-1.0.dist-info").mkdir()
+    head = b"Name: latin\nVersion: 1.0\nAuthor: J\xf6rg\n"
+    (tmp_path / "latin-1.0.dist-info/METADATA").write_bytes(head)
+    (tmp_path / "loop-1.0.dist-info/METADATA").symlink_to("METADATA")
+    monkeypatch.setattr(environment, "python_places", lambda: [str(tmp_path)])
+    assert record_environment()["python_packages"] == {"latin": "1.0"}

@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 
 from tests.fixtures.waiting import PATIENCE_S
+from torpor.machine.agent import losses
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.home import OwnHome, hold_life_lock
 from torpor.machine.agent.losses import LookBehind, first_start_ns, machine_began_ns
 from torpor.machine.supervisor.folder import JobFolder
 from torpor.machine.supervisor.marker import MARKER
+from torpor.shared.format.packages import Packages
 from torpor.shared.wire.activity import MACHINE_VARIABLE
 from torpor.shared.wire.losses import LookAtHomes, LookForLosses
 
@@ -51,6 +53,14 @@ def look(home: Path) -> Iterator[LookBehind]:
 
 def _call(home: Path) -> Call:
     return Call("1", home, lambda event: None)
+
+
+def test_what_a_wake_never_installs_does_not_count_as_kept(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = Packages({"jq": "1.6", "nvidia-driver-535": "1", "walinuxagent": "1"})
+    monkeypatch.setattr(losses, "packages_to_record", lambda home, system: recorded)
+    assert LookBehind(home / ".torpor", []).where(END).kept_apt == ["jq"]
 
 
 def test_one_process_looks_beside_the_run_at_what_is_the_machines(

@@ -46,10 +46,19 @@ class Made:
         stop: Callable[[], bool] = lambda: False,
         recorded: str = SYSTEM,
         disks_since_ns: int | None = None,
+        kept_apt: Sequence[str] = (),
+        kept_pip: Sequence[str] = (),
     ) -> Found:
         disks_ns = self.since_ns if disks_since_ns is None else disks_since_ns
         where = Where(
-            "/", self.since_ns, disks_ns, list(skipped), [recorded], made_again=[*made_again]
+            "/",
+            self.since_ns,
+            disks_ns,
+            list(skipped),
+            [recorded],
+            made_again=[*made_again],
+            kept_apt=[*kept_apt],
+            kept_pip=[*kept_pip],
         )
         return Look(where, Mounts(self.mounts), stop, str(self.top)).run()
 
@@ -201,6 +210,9 @@ def test_what_packages_own_is_named_by_package(made: Made) -> None:
         "/opt/env/lib/python3.12/site-packages", "/usr/bin", f"{SYSTEM}/new",
     ]  # fmt: skip
     assert found.total.files == 4  # two records, one program, one edited module
+    found = made.look(kept_apt=["jq"], kept_pip=["numpy"])  # what the snapshot names
+    assert (found.kept, found.kept_count) == (["jq 1.6-2 (apt)"], 1)
+    assert [name.split()[0] for name in found.packages] == ["new", "numpy"]
 
 
 def test_a_user_who_was_added_is_named_and_one_of_the_image_is_not(made: Made) -> None:

@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from tests import independent_reader as reader
+from torpor.control.store.signatures import Signer, record_in
 from torpor.shared.codecs.encodings import ENCODINGS, decode_chunk
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.checks import check_manifest
@@ -34,6 +36,7 @@ from torpor.shared.format.names import (
     pack_key,
     snapshot_of,
 )
+from torpor.shared.format.user_keys import KeyObject, UserKey
 from torpor.shared.values import (
     ObjectKey,
     WorkspaceName,
@@ -64,6 +67,21 @@ def test_keys_follow_from_the_store_key() -> None:
     assert SEAL.key_id == KEYS.id == of_hex(keys["key_id"])
     assert KEYS.names == of_hex(keys["names_key"])
     assert KEYS.sealing == of_hex(keys["sealing_key"])
+
+
+def test_a_user_key_opens_its_key_object() -> None:
+    vector = VECTORS["key_object"]
+    key, blob = UserKey(of_hex(vector["key"]), opens=True), of_hex(vector["object"])
+    assert reader.store_key_of(blob, key.secret) == STORE_KEY
+    found = msgspec.json.decode(record_in(blob), type=KeyObject)
+    said = found.associated
+    assert key.open(found) == STORE_KEY
+    assert (said, key.id) == (of_hex(vector["associated"]), vector["id"])
+    assert Signer(STORE_KEY, "").check(object_key(f"keys/{key.id}"), blob)
+    assert key.text == vector["text"] and UserKey.of(vector["text"]) == key
+    assert UserKey.of(vector["store_key_text"]) == UserKey(STORE_KEY, opens=False)
+    sealing = AESGCM(of_hex(vector["sealing_key"]))
+    assert sealing.decrypt(found.sealed[:12], found.sealed[12:], said) == STORE_KEY
 
 
 def test_names_of_objects_lead_back() -> None:

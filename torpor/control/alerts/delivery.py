@@ -27,6 +27,7 @@ Kind = Literal[
     "workspace unknown",
     "provider silent",
     "blocks differ",
+    "only reported",
     "budget reached",
     "budget spent",
     "budget unread",

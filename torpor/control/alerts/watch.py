@@ -77,6 +77,26 @@ def of_machines(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
     return found
 
 
+def of_owners(not_own: Mapping[WorkspaceName, str], now_unix: float) -> list[Alert]:
+    """The workspaces for which `watch` does nothing, because another control side owns them, or
+    nobody can say. ``not_own``: why, of each."""
+    return [
+        Alert(
+            kind="only reported",
+            subject=name,
+            workspace=name,
+            title=f"watch of this host does nothing for workspace {name}",
+            cause=f"{why}. No idle machine is hibernated here, and no job continued.",
+            next_step="run `torpor down` on the host that is not to own it, or delete the "
+            "workspace there without its snapshots; if the owner is not known, see that the store "
+            f"gives out settings/{name}",
+            at_unix=now_unix,
+            after_s=AWAY_S,
+        )
+        for name, why in not_own.items()
+    ]
+
+
 def of_idle(watched: Sequence[Watched], now_unix: float) -> list[Alert]:
     """Alerts of machines that are idle and stay, because `watch` or their block only reports
     them."""

@@ -112,6 +112,7 @@ def expire(
     deleted = []
     fault: TorporError | None = None
     for workspace in _names(store):
+        seal = seal_of(workspace)  # first: it may ask the store for the key, which may be removed
         pins = pin_times(store, workspace)
         for snapshot, made_unix in snapshot_times(store, workspace).items():
             old_s = now_unix - pins.get(snapshot, made_unix)
@@ -123,7 +124,7 @@ def expire(
                 deleted.append(snapshot)
         rules = PruneRules(without_snapshots=True)
         try:
-            carry_out(store, plan_prune(store, workspace, seal_of(workspace), rules))
+            carry_out(store, plan_prune(store, workspace, seal, rules))
         except (WrongKey, ManifestInvalid):
             continue  # an environment of another store block, or a damaged one
         # the other environments are pruned all the same

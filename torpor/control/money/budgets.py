@@ -14,7 +14,7 @@ from torpor.control.money.costs import HOUR_US, costs, dollars, price, read
 from torpor.control.money.months import Month, microseconds
 from torpor.control.rental.records import Rental, Rentals
 from torpor.control.time_zones import zone_named
-from torpor.shared.errors import InvalidInput
+from torpor.shared.errors import BudgetUnread, InvalidInput
 from torpor.shared.values import WorkspaceName, names_of
 
 RESERVE_S: Final = 3600.0
@@ -125,7 +125,7 @@ class OpenBudget(msgspec.Struct, frozen=True):
         """What counts in the month of ``now_unix``. Any store that does not answer is an error, and
         so is ``trouble``."""
         if self.trouble:
-            raise InvalidInput(self.trouble)
+            raise BudgetUnread(self.trouble)
         zone = zone_named(self.budget.timezone)
         month = Month.of(microseconds(now_unix), zone)
         found = read(self.ledgers(), month.begin_us(zone) / 1e6)

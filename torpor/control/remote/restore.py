@@ -12,6 +12,7 @@ from torpor.control.remote.limits import check_fetches
 from torpor.control.remote.run import OnEvent, RemoteRun
 from torpor.control.store.object_store import ObjectStore
 from torpor.shared.values import MIB, GpuUse, StoredSnapshot
+from torpor.shared.wire.packages import ANSWER_S, PackagesBack, PutPackagesBack
 from torpor.shared.wire.restore import (
     BeginRestore,
     Checked,
@@ -53,6 +54,7 @@ class RemoteRestore(RemoteRun):
         gpu: GpuUse | None = None,
         first: Sequence[str] = (),
         aside: bool = False,
+        keep_packages: bool = False,
     ) -> None:
         super().__init__(agent, store, key, run)
         self.wanted = wanted
@@ -63,6 +65,7 @@ class RemoteRestore(RemoteRun):
         self._gpu = gpu
         self.first = first
         self._aside = aside
+        self._keep_packages = keep_packages
         self._plan: RestorePlan | None = None
         self.first_s: float | None = None
         self._began_s = time.monotonic()
@@ -111,6 +114,7 @@ class RemoteRestore(RemoteRun):
                 gpu=self._gpu,
                 first=list(self.first),
                 aside=self._aside and rented,
+                keep_packages=self._keep_packages,
             )
         )
         return self._within_limits(plan)
@@ -154,6 +158,10 @@ class RemoteRestore(RemoteRun):
         checked = self._call_resuming(CheckRestore(self.run, full))
         self._changed, self.moved_aside = checked.changed, checked.moved_aside
         return checked
+
+    def put_packages_back(self, *, rented: bool) -> PackagesBack:
+        """Put back the packages that the snapshot names and the machine lacks."""
+        return self._call(PutPackagesBack(self.run, rented), within_s=ANSWER_S)
 
     def end(self) -> None:
         """Give the workspace back."""

@@ -56,11 +56,13 @@ class RemoteRun(ABC):
     def _begin_again(self) -> None:
         """Take the workspace again, at an agent that was restarted."""
 
-    def _call(self, request: OfRun[A], on_event: OnEvent = None) -> A:
+    def _call(
+        self, request: OfRun[A], on_event: OnEvent = None, *, within_s: float | None = None
+    ) -> A:
         """Ask the agent, under a fresh request id, unless the run was given up."""
         self._check_not_given_up()
         try:
-            return self._send(request, on_event)
+            return self._send(request, on_event, within_s)
         except TorporError:
             self._check_not_given_up()
             raise
@@ -73,12 +75,16 @@ class RemoteRun(ABC):
             self._begin_again()
             return self._call(request, on_event)
 
-    def _send(self, request: OfRun[A], on_event: OnEvent = None) -> A:
+    def _send(
+        self, request: OfRun[A], on_event: OnEvent = None, within_s: float | None = None
+    ) -> A:
         request_id = f"{self.run}:{next(self._requests)}"
         with self._lock:
             self._open.add(request_id)
         try:
-            return self._agent.call(request, request_id=request_id, on_event=on_event)
+            return self._agent.call(
+                request, request_id=request_id, on_event=on_event, within_s=within_s
+            )
         finally:
             with self._lock:
                 self._open.discard(request_id)

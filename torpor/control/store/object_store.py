@@ -30,7 +30,8 @@ class ObjectStore(Protocol):
     @property
     def signer(self) -> Signer:
         """The signer that signs and checks the records of this store. InvalidInput where it has no
-        key."""
+        key. The first use may read the key from the store, and raises then as ``get`` does;
+        KeyUnknown and KeyDamaged where the key that it has opens none."""
 
     def probe(self) -> Capabilities:
         """Write, read and delete scratch objects to see what the store can do.

@@ -82,6 +82,7 @@ class _PatientStore:
 
     def __init__(self, store: ObjectStore, limit: _WaitLimit) -> None:
         self._store, self._limit = store, limit
+        self._signer: Signer | None = None
 
     def __repr__(self) -> str:
         return repr(self._store)
@@ -96,7 +97,9 @@ class _PatientStore:
 
     @property
     def signer(self) -> Signer:
-        return self._store.signer
+        if self._signer is None:
+            self._signer = self._asked(lambda: self._store.signer)
+        return self._signer
 
     def probe(self) -> Capabilities:
         return self._asked(self._store.probe)

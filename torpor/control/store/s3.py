@@ -21,6 +21,7 @@ from botocore.exceptions import ClientError
 from torpor.control.store import probe
 from torpor.control.store.authority import private_authority
 from torpor.control.store.clock import StoreClock
+from torpor.control.store.object_store import ObjectStore
 from torpor.control.store.s3_errors import code_of, explained, status_of
 from torpor.control.store.s3_requests import (
     DELETE_BATCH,
@@ -30,7 +31,7 @@ from torpor.control.store.s3_requests import (
     is_missing_object,
     lacking,
 )
-from torpor.control.store.signatures import Signer
+from torpor.control.store.signatures import Signer, place_of
 from torpor.shared.errors import (
     InvalidInput,
     ObjectChanged,
@@ -58,6 +59,9 @@ ARCHIVES = frozenset({"GLACIER", "DEEPARCHIVE", "ARCHIVE", "COLDARCHIVE", "DEEPC
 underscores: Alibaba says ``ColdArchive`` and ``COLD_ARCHIVE``. GLACIER_IR is read at once."""
 TIERED = "INTELLIGENT_TIERING"  # only a HEAD says whether AWS has moved the object to an archive
 
+RootOf = Callable[[ObjectStore], bytes]
+"""Reads the 32 secret bytes of a store from it."""
+
 _session_lock = threading.Lock()  # a session makes one client at a time
 
 
@@ -67,7 +71,8 @@ class S3Settings:
 
     A request is sent at most ``attempts`` times, ``read_timeout_s`` each, or while the store is
     away for no longer than ``patience_s``, which grants hand on. ``root``: the 32 bytes
-    that the store's records are signed with; None where no record is read or written.
+    that the store's records are signed with, or what reads them from the store itself when the
+    first record is; None where no record is read or written.
     ``verify_tls``: the file of the certificate authorities to trust, False for no check; None: as
     the AWS tools do (AWS_CA_BUNDLE, ca_bundle, REQUESTS_CA_BUNDLE), or the public ones.
     """
@@ -79,7 +84,7 @@ class S3Settings:
     region: str = "us-east-1"
     prefix: str = ""
     session_token: str | None = field(default=None, repr=False)
-    root: bytes | None = field(default=None, repr=False)
+    root: bytes | RootOf | None = field(default=None, repr=False)
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 60.0
     attempts: int = ATTEMPTS
@@ -121,7 +126,7 @@ class S3Store:
         prefix: str = "",
         *,
         retries: Retries | None = None,
-        root: bytes | None = None,
+        root: bytes | RootOf | None = None,
         authority: str = "",
     ) -> None:
         """``client`` must carry ``client_config``: it sends each request once, and without the
@@ -139,7 +144,8 @@ class S3Store:
         self._retries = retries or Retries()
         self._bucket = bucket
         self._authority = authority
-        self._signer = None if root is None else Signer(root, f"{bucket}/{self._base}")
+        self._root, self._place = root, place_of(bucket, base)
+        self._signer: Signer | None = None
         self._requests = S3Requests(client, bucket, self._base, self.address, self._retries)
         self._lock = threading.Lock()
         self._capabilities: Capabilities | None = None
@@ -192,13 +198,20 @@ class S3Store:
 
     @property
     def signer(self) -> Signer:
-        if self._signer is None:
+        if self._root is None:
             raise InvalidInput(f"nobody gave {self.address} a key that signs its records")
+        if self._signer is None:
+            root = self._root(self) if callable(self._root) else self._root
+            self._signer = Signer(root, self._place)
         return self._signer
 
     def close(self) -> None:
         """Close idle connections; the next call opens new ones. Not in ``ObjectStore``."""
         self._client.close()
+
+    def holds_any(self, prefix: str) -> bool:
+        """Whether there is an object below the prefix, by one request. Not in ``ObjectStore``."""
+        return any(True for _ in self._requests.listed(prefix))
 
     def make_bucket(self) -> None:
         """Create the bucket if it is missing. For the embedded store and tests alone."""

@@ -73,6 +73,12 @@ class Signer:
         return blake3(len(named).to_bytes(8, "little") + named + record, key=self._key).hexdigest()
 
 
+def place_of(bucket: str, prefix: str) -> str:
+    """How signatures and key objects name a store."""
+    base = prefix.strip("/")
+    return f"{bucket}/{base}/" if base else f"{bucket}/"
+
+
 def record_in(blob: bytes) -> bytes:
     """The record in a signed object, whoever signed it. Raises Unsigned."""
     return bytes(_opened(blob).record)

@@ -114,6 +114,7 @@ def _daemon(bundle: Path, home: Path) -> int:
     from torpor.machine.agent.memory_room import room
     from torpor.machine.agent.memory_trouble import MemoryTrouble
     from torpor.machine.agent.operations import operations
+    from torpor.machine.agent.packages import note_image
     from torpor.machine.agent.runs import RunRegistry
     from torpor.machine.agent.workers import WORKERS, workers_in
 
@@ -129,6 +130,7 @@ def _daemon(bundle: Path, home: Path) -> int:
         os.unlink(SOCKET)
     listener.bind(SOCKET)
     os.chmod(SOCKET, 0o600)
+    note_image(home)
     trouble = MemoryTrouble(home)
     workers = 1 if trouble.has_been else workers_in(room())
     if workers == WORKERS:

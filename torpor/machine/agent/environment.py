@@ -4,16 +4,19 @@ variables are kept only where the name is on a list of harmless ones."""
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import os
 import platform
 import re
 import shutil
+import site
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from torpor.machine.tree.owned import RECORDS
 from torpor.shared.values import Host
 
 _HARMLESS: Final = re.compile(
@@ -23,6 +26,7 @@ _HARMLESS: Final = re.compile(
     r"|OMP_NUM_THREADS|NCCL_DEBUG"
 )
 _MOST_PACKAGES: Final = 20_000
+_HEAD_BYTES: Final = 1 << 16
 # importlib.metadata also parses the description, which takes ten times as long.
 _NAME: Final = re.compile(r"^Name:\s*(\S+)", re.MULTILINE)
 _VERSION: Final = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
@@ -118,16 +122,55 @@ def python_places() -> list[str]:
     return [p for p in sys.path if os.path.isabs(p) and os.path.realpath(p) != bundle]
 
 
+def package_places() -> list[str]:
+    """These, and where pip puts the packages of a user who is not root."""
+    user_site = site.getusersitepackages()
+    return [*python_places(), *([user_site] if user_site not in sys.path else [])]
+
+
+class PythonPackage(NamedTuple):
+    """``record``: the path of its record. ``installer``: the program that says it installed it."""
+
+    name: str
+    version: str
+    record: str
+    installer: str
+
+
+def packages_of_python(places: Sequence[str]) -> list[PythonPackage]:
+    """The packages in ``places``; the first of a name counts, as for an import. A record that
+    cannot be read, or that pip has moved aside (``~``), names none, whatever is in it."""
+    found: dict[str, PythonPackage] = {}
+    for place in places:
+        names: list[str] = []
+        with suppress(OSError):
+            names = sorted(os.listdir(place))
+        for name in names:
+            if not name.endswith(RECORDS) or name.startswith("~"):
+                continue
+            record = f"{place}/{name}"
+            files = (f"{record}/METADATA", f"{record}/PKG-INFO", record)
+            head = next(filter(None, map(_head, files)), "").partition("\n\n")[0]
+            named, version = _NAME.search(head), _VERSION.search(head)
+            if named and version and len(found) < _MOST_PACKAGES:
+                package = PythonPackage(
+                    named[1], version[1], record, _head(f"{record}/INSTALLER").strip()
+                )
+                found.setdefault(package.name, package)
+    return list(found.values())
+
+
+def _head(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_HEAD_BYTES).decode(errors="replace").replace("\r\n", "\n")
+    except (OSError, ValueError):
+        return ""
+
+
 def _python_packages() -> dict[str, str]:
     """The packages of the machine's own Python, without those of the agent."""
-    found: dict[str, str] = {}
-    for distribution in importlib.metadata.distributions(path=python_places()):
-        files = map(distribution.read_text, ("METADATA", "PKG-INFO", ""))
-        head = next(filter(None, files), "").partition("\n\n")[0]
-        name, version = _NAME.search(head), _VERSION.search(head)
-        if name and version and len(found) < _MOST_PACKAGES:
-            found[name[1]] = version[1]
-    return found
+    return {one.name: one.version for one in packages_of_python(python_places())}
 
 
 def _apt_packages() -> dict[str, str]:

@@ -17,13 +17,15 @@ import msgspec
 
 from torpor.machine.agent.brought import made_again, own_profile
 from torpor.machine.agent.call import Call
-from torpor.machine.agent.environment import python_places
+from torpor.machine.agent.environment import package_places
+from torpor.machine.agent.packages import is_of_the_image, packages_to_record, this_system
 from torpor.machine.supervisor.marker import MARKER
 from torpor.machine.tree.disks import Mounts
 from torpor.machine.tree.left_behind import HOMES_CUT, SENT, Found, Look, Where
 from torpor.machine.tree.links_out import LinksOut
 from torpor.machine.tree.walk import absolute_root
 from torpor.shared.format.manifest import Entry
+from torpor.shared.format.packages import Packages
 from torpor.shared.values import learned
 from torpor.shared.wire.activity import MACHINE_VARIABLE
 from torpor.shared.wire.losses import LeftBehind, LinkOut, LookAtHomes, LookForLosses, Losses
@@ -68,15 +70,20 @@ class LookBehind:
 
     def where(self, request: LookForLosses | LookAtHomes | UserFiles) -> Where:
         """What to look at on this machine."""
+        kept = Packages()
+        if isinstance(request, LookForLosses):
+            kept = packages_to_record(self._home, this_system(self._home))
         return Where(
             top=self._top,
             since_ns=self._since_ns if request.rented else self._first_ns,
             disks_since_ns=self._since_ns if request.rented else 0,
             skipped=[*map(os.fsdecode, self._roots), *self._left_out(request)],
-            recorded=python_places(),
+            recorded=package_places(),
             volumes=request.volumes,
             home=os.path.realpath(os.path.expanduser("~")),
             made_again=made_again(self._home),
+            kept_apt=[name for name in kept.apt if not is_of_the_image(name)],
+            kept_pip=[*kept.pip],
         )
 
     def links_from(

@@ -38,6 +38,7 @@ from torpor.shared.wire.machine import (
     MeasureThroughput,
     Throughput,
 )
+from torpor.shared.wire.packages import PutPackagesBack
 from torpor.shared.wire.preview import PreviewSnapshot
 from torpor.shared.wire.request import BeginsRun, OfRun
 from torpor.shared.wire.restore import (
@@ -133,6 +134,7 @@ def operations(
     table.add(FinishFirst, restores.during(RestoreRun.first, AgentRun.writing))
     table.add(FinishRestore, restores.during(RestoreRun.finish, AgentRun.written))
     table.add(CheckRestore, restores.during(_compare, AgentRun.written))
+    table.add(PutPackagesBack, restores.during(RestoreRun.packages, AgentRun.written))
     table.add(EndRestore, restores.during(RestoreRun.give_back))
 
     syncs = _Serving(runs, SyncRun)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -27,6 +27,7 @@ from torpor.machine.agent.goal import (
 )
 from torpor.machine.agent.in_use import InUse
 from torpor.machine.agent.manifests import Wanted, read_wanted
+from torpor.machine.agent.packages import note_wanted, put_back, this_system
 from torpor.machine.agent.passing import Passing, PeerFirst
 from torpor.machine.agent.runs import AgentRun, seal_of
 from torpor.machine.agent.state import Use
@@ -48,7 +49,9 @@ from torpor.shared.format.file_use import recorded_use
 from torpor.shared.format.lineage import lineage_of
 from torpor.shared.format.manifest import HARDLINK, content_bytes, described
 from torpor.shared.format.names import pack_id_of
+from torpor.shared.format.packages import packages_in
 from torpor.shared.values import SnapshotId, WorkspaceName
+from torpor.shared.wire.packages import PackagesBack, PutPackagesBack
 from torpor.shared.wire.restore import (
     BeginPath,
     BeginRestore,
@@ -175,6 +178,16 @@ class RestoreRun(AgentRun):
         self._compared(begun, begun.writing, compared)
         return checked(compared, changed)
 
+    def packages(self, request: PutPackagesBack, call: Call) -> PackagesBack:
+        """Put back the packages that the snapshot names. Fewer are missing after that."""
+        wanted = packages_in(self._has_begun().wanted.manifest.environment)
+        system = this_system(self.home, rented=request.rented)
+        try:
+            return put_back(system, wanted, partial(self.check, call))
+        finally:
+            with suppress(OSError):  # on a full disk, what began the restore stays
+                note_wanted(self.home, system, wanted)
+
     def _begin(self, request: BeginRestore, call: Call) -> Begun:
         seal = seal_of(request.key)
         wanted = read_wanted(
@@ -210,6 +223,9 @@ class RestoreRun(AgentRun):
             _check_empty(goal.targets)
             self._settle_sync(goal)
             self.state.keep_use(Use(goal.real_targets, time.time_ns()))
+            if request.keep_packages:  # so that a wake that is killed loses no name
+                named = packages_in(wanted.manifest.environment)
+                note_wanted(self.home, this_system(self.home), named)
         if request.gpu is not None:
             self._gpu = self.trial(request.gpu, goal.targets)
         first = _first(goal, request)

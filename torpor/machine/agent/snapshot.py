@@ -24,6 +24,7 @@ from torpor.machine.agent.known import KnownFiles
 from torpor.machine.agent.losses import LookBehind
 from torpor.machine.agent.machine import machine_id
 from torpor.machine.agent.memory import return_freed
+from torpor.machine.agent.packages import packages_to_record, this_system
 from torpor.machine.agent.passes import Means, Pass, Workers
 from torpor.machine.agent.programs import Programs
 from torpor.machine.agent.resume import Resumption
@@ -710,6 +711,7 @@ class SnapshotRun(AgentRun):
                 **line.record(),
                 **used_record(use.classes),
                 **run.programs.record(),
+                **packages_to_record(self.home, this_system(self.home)).record(),
             },
             {
                 "files": files,

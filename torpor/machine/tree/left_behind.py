@@ -25,6 +25,7 @@ from torpor.machine.tree.absence import GONE
 from torpor.machine.tree.disks import Mounts, is_under
 from torpor.machine.tree.groups import Groups
 from torpor.machine.tree.owned import RECORDS, Owned
+from torpor.shared.format.packages import normalized
 from torpor.shared.values import learned
 from torpor.shared.wire.losses import LeftBehind
 
@@ -106,7 +107,8 @@ class Where(msgspec.Struct, frozen=True):
     ``skipped``: absolute paths that are not looked at. ``recorded``: where the packages of pip are
     that the environment record names. ``volumes``: where disks are mounted that outlive the
     machine. ``home``: of the user that the agent runs as. ``made_again``: directories that are not
-    what a user has written."""
+    what a user has written. ``kept_apt``, ``kept_pip``: packages that the snapshot names for a wake
+    to put back."""
 
     top: str
     since_ns: int
@@ -116,6 +118,8 @@ class Where(msgspec.Struct, frozen=True):
     volumes: list[str] = []
     home: str = ""
     made_again: list[str] = []
+    kept_apt: list[str] = []
+    kept_pip: list[str] = []
 
 
 class Found(msgspec.Struct):
@@ -134,6 +138,8 @@ class Found(msgspec.Struct):
     user_total: LeftBehind
     user_unseen: list[str]
     user_mark: str = ""
+    kept: list[str] = []
+    kept_count: int = 0
 
 
 class UserNames(msgspec.Struct, frozen=True):
@@ -206,10 +212,12 @@ class Look:
         except _Stopped:
             complete = False
         self._sort_unsure()
-        packages = self._packages() if self._where.top == "/" else []
+        packages, kept = self._packages() if self._where.top == "/" else ([], [])
         if self._where.top == "/":
             self._settings += self._users()
-        return self._found(complete, packages)
+        found = self._found(complete, packages)
+        found.kept, found.kept_count = [*map(shown, kept[:SENT])], len(kept)
+        return found
 
     def homes(self) -> Found:
         """Look at the homes alone."""
@@ -515,20 +523,27 @@ class Look:
 
     # -- the system
 
-    def _packages(self) -> list[str]:
-        """Packages that were added: by name as in the environment record, or by place."""
+    def _packages(self) -> tuple[list[str], list[str]]:
+        """Packages that were added or upgraded: by name as in the environment record, or by place.
+        Second, those that a wake can put back."""
         recorded = set(self._where.recorded)
-        found = [f"{name} (apt)" for name in self._owned.apt]
+        kept_apt, kept_pip = set(self._where.kept_apt), set(self._where.kept_pip)
+        found: list[str] = []
+        kept: list[str] = []
+        for name in self._owned.apt:
+            back = name.partition(" ")[0] in kept_apt
+            (kept if back else found).append(f"{name} (apt)")
         others: dict[str, list[str]] = {}
         for place, name in sorted(self._owned.pip):
             if place in recorded:
-                found.append(f"{name} (pip)")
+                back = normalized(name.partition(" ")[0]) in kept_pip
+                (kept if back else found).append(f"{name} (pip)")
             else:
                 others.setdefault(place, []).append(name)
         for place, names in others.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             found.append(f"{names[0]}{more} (pip in {place}, in no record)")
-        return found
+        return found, kept
 
     def _users(self) -> list[str]:
         """Users that were added: nothing in the home of such a user is older than the machine."""

@@ -63,13 +63,7 @@ class Owned:
     def apt(self) -> list[str]:
         """The packages that apt has added or changed, each with its version, without those that
         were only installed as dependencies."""
-        needed, name = set(), ""
-        for line in _lines(f"{self._prefix}/var/lib/apt/extended_states"):
-            if line.startswith("Package: "):
-                name = line[9:]
-            elif line == "Auto-Installed: 1":
-                needed.add(name)
-        asked = sorted(set(self._added) - needed)
+        asked = sorted(set(self._added) - only_needed(self._prefix))
         return [f"{name} {self._versions.get(name, '')}".strip() for name in asked]
 
     @cached_property
@@ -92,13 +86,7 @@ class Owned:
 
     @cached_property
     def _versions(self) -> dict[str, str]:
-        found, name = {}, ""
-        for line in _lines(f"{self._prefix}/var/lib/dpkg/status"):
-            if line.startswith("Package: "):
-                name = line[9:]
-            elif line.startswith("Version: "):
-                found[name] = line[9:]
-        return found
+        return installed_by_apt(self._prefix)
 
     @cached_property
     def _md5(self) -> dict[str, str]:
@@ -112,6 +100,32 @@ class Owned:
                 path, _, rest = line.strip().partition(" ")
                 found[path] = rest.partition(" ")[0]
         return found
+
+
+def only_needed(prefix: str) -> set[str]:
+    """The packages that apt has installed only because others need them."""
+    needed, name = set(), ""
+    for line in _lines(f"{prefix}/var/lib/apt/extended_states"):
+        if line.startswith("Package: "):
+            name = line[9:]
+        elif line == "Auto-Installed: 1":
+            needed.add(name)
+    return needed
+
+
+def installed_by_apt(prefix: str) -> dict[str, str]:
+    """The packages that are installed below ``prefix``, with their versions. Of a package that was
+    removed, apt's database still has the settings."""
+    found: dict[str, str] = {}
+    name, installed = "", False
+    for line in _lines(f"{prefix}/var/lib/dpkg/status"):
+        if line.startswith("Package: "):
+            name, installed = line[9:], False
+        elif line.startswith("Status: "):
+            installed = line.endswith(" installed")
+        elif line.startswith("Version: ") and installed:
+            found[name] = line[9:]
+    return found
 
 
 def _lines(path: str) -> Iterator[str]:

@@ -27,6 +27,11 @@ def workspace_key(store_key: bytes, workspace: WorkspaceName) -> bytes:
     return _derive("torpor v1 workspace", store_key + workspace.encode())
 
 
+def records_key(store_key: bytes) -> bytes:
+    """The key that seals block records. It is of the store alone: no machine gets it."""
+    return _derive("torpor v1 block records", store_key)
+
+
 class Seal:
     """Names chunks, and seals and opens them where the store has a key.
 

@@ -541,6 +541,11 @@ def manifest_root(blob: bytes, what: str) -> bytes:
     return _header(blob, what)[2]
 
 
+def manifest_key_id(blob: bytes, what: str) -> bytes:
+    """The key id in the header, unchecked; zeros where the manifest is not sealed."""
+    return _header(blob, what)[3]
+
+
 def decode_manifest(
     blob: bytes, seal: Seal, what: str, facts: Collection[str] | None = None
 ) -> tuple[Manifest, bytes]:

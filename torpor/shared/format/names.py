@@ -23,6 +23,15 @@ def deletions_prefix(workspace: WorkspaceName) -> str:
     return f"workspaces/{workspace}/deleted/"
 
 
+def settings_prefix() -> str:
+    """Beside all workspaces: one listing shows the records of each."""
+    return "settings/"
+
+
+def settings_key(workspace: WorkspaceName) -> ObjectKey:
+    return ObjectKey(f"{settings_prefix()}{workspace}")
+
+
 def manifest_key(workspace: WorkspaceName, snapshot: SnapshotId) -> ObjectKey:
     return ObjectKey(snapshots_prefix(workspace) + snapshot)
 

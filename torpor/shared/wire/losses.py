@@ -40,11 +40,11 @@ class Losses(msgspec.Struct, frozen=True):
     ``complete``: the look has come to its end; else there may be more. ``total``: all of
     ``folders``, also those that are too many to be named. ``caches``: what its program makes again.
     ``settings``: files of the system that were added or changed. ``packages``: those that were
-    added and that the environment record of the snapshot lacks. ``unseen``: what was not looked at,
-    and why. ``user_files``: what of it a user has written in a home, by its name there, without
-    settings and caches; ``user_total``: all of that; ``user_mark``: the same as long as these files
-    have the same names, and ``user_unseen`` is the same: why there may be more; empty where all of
-    it is known.
+    added and that no wake puts back; ``kept``: those that one with `environment` keep puts back.
+    ``unseen``: what was not looked at, and why. ``user_files``: what of it a user has written in a
+    home, by its name there, without settings and caches; ``user_total``: all of that;
+    ``user_mark``: the same as long as these files have the same names, and ``user_unseen`` is the
+    same: why there may be more; empty where all of it is known.
     """
 
     complete: bool
@@ -62,6 +62,8 @@ class Losses(msgspec.Struct, frozen=True):
     user_total: LeftBehind = LeftBehind("/", 0, 0, 0.0)
     user_unseen: Names = []
     user_mark: Words = ""
+    kept: Names = []
+    kept_count: Count = 0
 
 
 class LookForLosses(OfRun[Losses], frozen=True):
@@ -107,6 +109,7 @@ def summary(losses: Losses) -> dict[str, Any]:
         links=losses.links[:_KEPT],
         settings=losses.settings[:_KEPT],
         packages=losses.packages[:_KEPT],
+        kept=losses.kept[:_KEPT],
         unseen=[],
         user_files=losses.user_files[:_KEPT],
         user_unseen=[],

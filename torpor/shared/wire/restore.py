@@ -68,7 +68,8 @@ class BeginRestore(OfSnapshot[RestorePlan], frozen=True):
     used.
     ``roots``: the targets, one for each directory of the manifest, whatever it calls them; None:
     these directories themselves. ``aside``: a target that holds something is renamed, where nothing
-    says that it is of this workspace; never with ``resume``."""
+    says that it is of this workspace; never with ``resume``. ``keep_packages``: later snapshots of
+    the machine name the added packages that this one names."""
 
     op = "restore.begin"
     roots: list[str] | None
@@ -78,6 +79,7 @@ class BeginRestore(OfSnapshot[RestorePlan], frozen=True):
     gpu: GpuUse | None = None
     first: list[str] = msgspec.field(default_factory=list)
     aside: bool = False
+    keep_packages: bool = False
 
 
 class BeginPath(OfSnapshot[RestorePlan], frozen=True):
