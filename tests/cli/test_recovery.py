@@ -12,7 +12,7 @@ import asyncssh
 import msgspec
 import pytest
 from prefect.blocks.core import Block
-from prefect.variables import Variable
+from prefect.client.orchestration import SyncPrefectClient
 from prefect_aws import AwsCredentials, MinIOCredentials
 
 import blocks
@@ -45,7 +45,7 @@ KINDS: tuple[type[Block], ...] = (
 
 @pytest.fixture(params=[True, False], ids=["sealed", "plain"])
 def world(
-    request: pytest.FixtureRequest, seaweed: Server, prefect_server: object
+    request: pytest.FixtureRequest, seaweed: Server, own_prefect_server: object
 ) -> Iterator[World]:
     with make_world(seaweed, sealed=request.param) as made:
         named = made.named(NAME)
@@ -63,7 +63,7 @@ def world(
 
 
 @pytest.fixture
-def sealed(seaweed: Server, prefect_server: object) -> Iterator[World]:
+def sealed(seaweed: Server, own_prefect_server: object) -> Iterator[World]:
     with _sealed(seaweed) as made:
         yield made
 
@@ -364,30 +364,27 @@ def test_a_block_that_is_here_with_other_content_stays(
 
 
 def test_a_workspace_that_is_made_on_a_new_host_first_leaves_what_the_lost_host_has_kept(
-    sealed: World, capsys: pytest.CaptureFixture[str]
+    sealed: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`torpor init` there, with another identity and other paths: the machines that stand let only
     the old one in, and only the old paths have all of the work."""
     setup.keep_on_record(NAME)
     kept = _kept(sealed)
     side, old = OpenWorkspace.of(NAME).side, SSHIdentity.load(NAME).private_key
-    Variable.set("torpor_control_side", OTHER, overwrite=True)
-    try:
-        SSHIdentity.generate().save(NAME, overwrite=True)
-        new = SSHIdentity.load(NAME).private_key
-        change(NAME, paths=["~/another"])
-        setup.keep_on_record(NAME)
-        assert f"(control side {side}) wrote, and they stay" in capsys.readouterr().err
-        assert recover(store=NAME) == FAILED
-        assert "with another identity, paths than the record" in capsys.readouterr().out
-        setup.keep_on_record(NAME)
-        assert _kept(sealed) == kept
-        delete(NAME, yes=True)
-        assert recover(store=NAME) == 0
-        setup.keep_on_record(NAME)
-        assert Workspace.load(NAME).paths == ["~/workspace"]
-    finally:
-        Variable.set("torpor_control_side", side, overwrite=True)
+    _named(monkeypatch, OTHER)
+    SSHIdentity.generate().save(NAME, overwrite=True)
+    new = SSHIdentity.load(NAME).private_key
+    change(NAME, paths=["~/another"])
+    setup.keep_on_record(NAME)
+    assert f"(control side {side}) wrote, and they stay" in capsys.readouterr().err
+    assert recover(store=NAME) == FAILED
+    assert "with another identity, paths than the record" in capsys.readouterr().out
+    setup.keep_on_record(NAME)
+    assert _kept(sealed) == kept
+    delete(NAME, yes=True)
+    assert recover(store=NAME) == 0
+    setup.keep_on_record(NAME)
+    assert Workspace.load(NAME).paths == ["~/workspace"]
     on_record = [fields.get("private_key") for fields in _kept(sealed).blocks.values()]
     here = [SSHIdentity.load(one).private_key for one in saved_names(SSHIdentity) if NAME in one]
     assert old.get_secret_value() in on_record
@@ -590,14 +587,31 @@ def test_a_market_s_block_that_is_here_may_be_of_another_account(
     )
 
 
-def test_a_control_side_that_cannot_say_its_name_opens_no_workspace(sealed: World) -> None:
-    """Its variable at the Prefect server was changed by hand; where it is missing, it is made."""
+def test_a_control_side_that_cannot_say_its_name_opens_no_workspace(
+    sealed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its variable at the Prefect server was changed by hand; where it is missing, it is made, or
+    has been made meanwhile."""
     name = OpenWorkspace.of(NAME).side
-    Variable.set("torpor_control_side", "no name", overwrite=True)
-    try:
-        with pytest.raises(InvalidInput, match="torpor_control_side"):
-            OpenWorkspace.of(NAME)
-        Variable.unset("torpor_control_side")
-        assert len(OpenWorkspace.of(NAME).side) == 8
-    finally:
-        Variable.set("torpor_control_side", name, overwrite=True)
+    assert len(name) == 8
+    _named(monkeypatch, "no name")
+    with pytest.raises(InvalidInput, match="torpor_control_side"):
+        OpenWorkspace.of(NAME)
+    monkeypatch.undo()
+    _named(monkeypatch, None)
+    assert OpenWorkspace.of(NAME).side == name
+
+
+def _named(monkeypatch: pytest.MonkeyPatch, side: str | None) -> None:
+    """The next look at the variable that names this control side finds this, and with None, nothing
+    once. The variable itself is all tests' of this server."""
+    real, first = SyncPrefectClient.read_variable_by_name, [True]
+
+    def read(client: SyncPrefectClient, name: str) -> Any:
+        found = real(client, name)
+        if side is None:
+            return None if first and first.pop() else found
+        assert found is not None
+        return found.model_copy(update={"value": side})
+
+    monkeypatch.setattr(SyncPrefectClient, "read_variable_by_name", read)

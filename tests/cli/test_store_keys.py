@@ -59,7 +59,9 @@ SNAPSHOTS = [SnapshotId(f"20261120T2349{n:02}Z-1f0c9ab2") for n in range(20)]
 
 
 @pytest.fixture
-def made(prefect_server: object, world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def made(
+    own_prefect_server: object, world: World, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[World]:
     """A store as `torpor init` makes it, with snapshots of a workspace."""
     _forget()
     monkeypatch.setenv(setup.STORE_VARIABLE, world.access.secret_key)
@@ -661,7 +663,10 @@ def test_a_workspace_is_opened_without_a_request_and_its_key_within_the_looks_pa
 
 
 def test_a_store_key_itself_stays_and_the_commands_say_so(
-    prefect_server: object, sealed_world: World, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    own_prefect_server: object,
+    sealed_world: World,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     sealed_world.named(NAME).access.save_blocks(NAME)
     itself = _key()
