@@ -142,6 +142,7 @@ def remove_key(name: str, key: str, *, yes: Flag = False) -> None:
 @store.command
 def rotate(name: str = "default", *, yes: Flag = False) -> None:
     """Replace the key that a store block uses by a new one, without storing anything again.
+    Copies of the old key open nothing afterwards.
 
     If it is stopped, the block has a key that opens the store: give the command again.
 
@@ -155,7 +156,10 @@ def rotate(name: str = "default", *, yes: Flag = False) -> None:
 
         found = _open(name, all_fit=True)
         if not yes:
-            others = "Other installations with the old key need the new one, or one of their own."
+            others = (
+                "Your copies of the old key will open nothing: copy the key file again afterwards. "
+                "Other installations with the old key need the new one, or one of their own."
+            )
             then = others if found.key.opens else f"{_FOR_EVER}."
             confirm(f"{then} Give object-store/{name} a new key?", "the key was not rotated")
         done = rotated(found.objects, found.key, _saving(name, found.key), time.time())
@@ -166,9 +170,10 @@ def rotate(name: str = "default", *, yes: Flag = False) -> None:
             say(f"            The key {gone[:8]} opens nothing here any more.")
         if done.gone:
             say(f"            {_NOT_TAKEN_BACK}.")
+            say(f"            Copies of the old key open nothing now: copy {key_file(name)}.")
         else:
-            say(f"            {_FOR_EVER}.")
-        say(f"            It is in {key_file(name)}, too. A sheet of before opens the store still.")
+            say(f"            {_FOR_EVER}. The new key is in {key_file(name)}, too.")
+        say("            A recovery sheet of before opens the store still.")
 
 
 @store.command

@@ -143,13 +143,15 @@ class KeyObjects:
         return self.store.head(_name(one)) is not None
 
     def remove(self, one: str, own: UserKey) -> None:
-        """The key of this id opens the store no more. Idempotent. The key object is put back before
-        any error: where the remover's ``own`` key opens nothing afterwards, because somebody has
-        removed it at the same moment (KeyUnknown: of two such removers one at least does so), and
-        where the store does not say whether it opens. Nothing is removed that cannot be read."""
+        """The key of this id opens the store no more. Idempotent. Nothing is removed that cannot be
+        read, nor where the remover's ``own`` key opens nothing. The key object is put back before
+        any error: where ``own`` opens nothing afterwards, because somebody has removed it at the
+        same moment (KeyUnknown: of two such removers one at least does so), and where the store
+        does not say whether it opens."""
         name, before = _name(one), b""
         with suppress(StoreMissing, Unsigned):  # gone already, or no key object
             before = self._read(one)
+        self.open(own)
         try:
             self.store.delete([name])
             self._opened(own)
