@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from deployments.installation import write_whole
@@ -20,6 +20,9 @@ from deployments.terminal import say
 from torpor.control.own_server import USUAL_PORTS, choose_server, is_this_host, state_folder
 from torpor.shared.errors import InvalidInput
 from torpor.shared.format.user_keys import UserKey
+
+if TYPE_CHECKING:
+    from torpor.control.store.key_objects import KeyObjects
 
 _KEYS: Final = "keys"
 """Their folder in torpor's own."""
@@ -64,6 +67,14 @@ def keep_key(name: str, key: UserKey) -> None:
         write_whole(file, f"{key.text}\n")
     finally:
         os.close(folder)
+
+
+def keep_object(name: str, objects: KeyObjects, key: UserKey) -> None:
+    """Keep the key object of this block's key beside its key file, as NAME.object: the key opens
+    the store by it, and the bucket may have lost it. It opens nothing without the key."""
+    if key.opens:
+        file = key_file(name)
+        write_whole(file.with_name(f"{file.name}.object"), objects.stored(key.id).decode())
 
 
 def check_key_file(name: str) -> None:

@@ -18,7 +18,7 @@ from torpor.shared.format.user_keys import UserKey
 from torpor.shared.values import workspace_name
 from torpor_cli import setup
 from torpor_cli.exit_codes import FAILED
-from torpor_cli.key_files import keep_key, key_file, say_key
+from torpor_cli.key_files import keep_key, keep_object, key_file, say_key
 from torpor_cli.output import print_rows
 from torpor_cli.question import agrees
 from torpor_cli.server import connected
@@ -209,6 +209,8 @@ class _New:
                 f"{gone if key.opens else ''}.")  # fmt: skip
         _save_once(self.said.login(), self.name)
         _save_once(block, self.name)
+        if key is not None:
+            keep_object(self.name, block.key_objects(), key)
         say(f"made        object-store/{self.name} and its login")
 
 
@@ -323,7 +325,9 @@ def _key(given: _Given) -> str:
     try:
         return given.key.expanduser().read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"the key cannot be read from {given.key}: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        named = "a key" if str(given.key).startswith("torpor-") else given.key
+        raise InvalidInput(f"--key is a file with the key; {named} cannot be read: {why}") from None
 
 
 def _signing(text: str) -> bytes:

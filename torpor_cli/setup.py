@@ -29,7 +29,14 @@ from torpor.shared.format.keys import KEY_BYTES
 from torpor.shared.format.names import settings_prefix
 from torpor.shared.plain_text import short
 from torpor.shared.values import Want, WorkspaceName, machine_path, workspace_name
-from torpor_cli.key_files import check_key_file, keep_key, kept_keys, key_file, say_key
+from torpor_cli.key_files import (
+    check_key_file,
+    keep_key,
+    keep_object,
+    kept_keys,
+    key_file,
+    say_key,
+)
 from torpor_cli.question import answer
 from torpor_cli.server import connected
 
@@ -191,6 +198,7 @@ def _store(
     from prefect_aws import AwsCredentials
 
     from blocks import ObjectStore
+    from torpor.control.store.key_objects import KeyObjects
     from torpor.control.store.s3 import S3Store
 
     kind: Any = "other" if bucket and not flavour else kind_of_store(flavour)
@@ -206,6 +214,7 @@ def _store(
     _probe(store)
     file, key = _first_key(name, store)
     save_new(undo, said.block(name, key), name)
+    keep_object(name, KeyObjects(store), key)
     say_key(file)
     say(f"            `torpor store sheet {name}` prints the store key, which opens any copy.")
     return name

@@ -95,7 +95,8 @@ def add_key(name: str = "default", *, label: str, into: str = "") -> None:
         _show(f"{key.text}\n", into)  # before it opens anything: nobody has a key that was not seen
         found.objects.add(key, found.store_key, label, time.time())
         say(f'key         {key.id[:8]}, labelled "{label}", opens {_place(found)}')
-        say("            It is not shown again. Whoever has it, and reads the bucket, reads all.")
+        say("            It is not shown again. Whoever has it, and reads the bucket, reads all,")
+        say("            also the SSH key that logs in to the machines of its workspaces.")
 
 
 @store.command
@@ -152,7 +153,7 @@ def rotate(name: str = "default", *, yes: Flag = False) -> None:
     """
     with connected():
         from torpor.control.store.key_rotation import rotate as rotated
-        from torpor_cli.key_files import key_file
+        from torpor_cli.key_files import keep_object, key_file
 
         found = _open(name, all_fit=True)
         if not yes:
@@ -163,6 +164,7 @@ def rotate(name: str = "default", *, yes: Flag = False) -> None:
             then = others if found.key.opens else f"{_FOR_EVER}."
             confirm(f"{then} Give object-store/{name} a new key?", "the key was not rotated")
         done = rotated(found.objects, found.key, _saving(name, found.key), time.time())
+        keep_object(name, found.objects, done.key)
         if done.resumed:
             say("rotation    an earlier one was stopped, and was finished first")
         say(f"key         object-store/{name} opens {_place(found)} with the key {done.key.id[:8]}")
@@ -275,8 +277,9 @@ def _say_of_snapshots(found: _Opened) -> None:
 def _chosen(ids: list[str], start: str) -> str:
     fitting = [one for one in ids if one.startswith(start.lower())]
     if len(start) < _LEAST_ID or len(fitting) != 1:
+        said = "a key" if start.startswith("torpor-") else repr(start)  # no error repeats a key
         raise InvalidInput(
-            f"{start!r} is the beginning of {len(fitting)} ids of keys: give {_LEAST_ID} digits or "
+            f"{said} is the beginning of {len(fitting)} ids of keys: give {_LEAST_ID} digits or "
             "more of one that `torpor store keys` lists"
         )
     return fitting[0]

@@ -180,6 +180,7 @@ def test_a_rotation_stores_nothing_again_and_takes_the_old_key_away(
         *["get", "get"],  # the key, for the command and for the rotation
         *["list", "delete"],  # of the probe
         *["put", "get", "get", "get", "delete", "get"],
+        "get",  # the new key object, for the copy of it on this host
     ]
     assert probe < 25
     new = _key()
@@ -355,6 +356,31 @@ def test_the_page_shows_the_sheet_as_the_command_prints_it(made: World, tmp_path
 
     wanted = bare(file.read_text(), access.endpoint_url, access.bucket, NAME)
     assert bare(shown[1], "https://s3.example.com", "my-snapshots", "mywork") == wanted
+
+
+def test_a_key_object_that_the_bucket_lost_is_put_back_from_this_host(made: World) -> None:
+    """As a rule of the bucket deletes it. After a rotation, too."""
+    for rotated in (False, True):
+        if rotated:
+            store_keys.rotate(NAME, yes=True)
+        kept = key_file(NAME).with_name(f"{NAME}.object").read_bytes()
+        store, name = _block().key_objects().store, object_key(f"keys/{_key().id}")
+        store.delete([name])
+        with pytest.raises(KeyUnknown, match="It has no keys"):
+            _block().key_objects().open(_key())
+        store.put(name, kept)
+        _open_all()
+        assert _key().text.encode() not in kept
+
+
+def test_no_error_repeats_a_key(made: World) -> None:
+    text = _key().text
+    with pytest.raises(InvalidInput) as refused:
+        store_keys.remove_key(NAME, text)
+    assert text not in str(refused.value)
+    with pytest.raises(InvalidInput, match="is a file with the key") as unread:
+        recover(store=NAME, key=Path(text))
+    assert text not in str(unread.value)
 
 
 def test_init_makes_no_second_store_key_where_a_store_is(made: World) -> None:

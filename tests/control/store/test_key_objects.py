@@ -20,6 +20,7 @@ from torpor.shared.errors import (
     KeyDamaged,
     KeyUnknown,
     StoreCorrupt,
+    StoreMissing,
     StoreUnavailable,
     TorporError,
 )
@@ -427,6 +428,28 @@ def test_a_rotation_whose_new_key_was_removed_meanwhile_puts_the_old_one_back(
         rotate(objects, MINE, save, 2)
     assert saved[-1] == MINE  # in the blocks, too
     assert objects.open(MINE).store_key == STORE_KEY
+
+
+def test_a_block_gets_no_key_back_that_another_rotation_has_taken_away(
+    objects: KeyObjects, memory_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two control sides rotate one key, and the store does not show the new key object yet."""
+    saved: list[UserKey] = []
+    real = memory_store.get
+
+    def save(gone: str, new: UserKey) -> None:
+        saved.append(new)
+        memory_store.delete([_name(MINE)])
+
+        def lagging(name: ObjectKey, **how: Any) -> bytes:
+            monkeypatch.setattr(memory_store, "get", real if name == _name(new) else lagging)
+            raise StoreMissing(name)
+
+        monkeypatch.setattr(memory_store, "get", lagging)
+
+    with pytest.raises(KeyUnknown):
+        rotate(objects, MINE, save, 2)
+    assert len(saved) == 1 and objects.open(saved[0]).store_key == STORE_KEY
 
 
 def test_a_block_that_cannot_be_saved_loses_no_key() -> None:

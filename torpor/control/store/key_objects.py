@@ -77,15 +77,15 @@ class KeyObjects:
         if not key.opens:
             return Opened(key.secret, None)
         try:
-            found = _parsed(self._read(key.id))
+            found = _parsed(self.stored(key.id))
             return Opened(key.open(found), found)
         except (Unsigned, WrongKey) as why:
             raise self._refused(key.id, str(why)) from None
 
-    def _read(self, one: str) -> bytes:
-        """The key object of this id. StoreMissing where there is none; Unsigned for what is longer
-        than any key object; StoreCorrupt where the bytes were damaged on their way here: what is
-        stored may be whole."""
+    def stored(self, one: str) -> bytes:
+        """The key object of this id, as it is stored. StoreMissing where there is none; Unsigned
+        for what is longer than any key object; StoreCorrupt where the bytes were damaged on their
+        way here: what is stored may be whole."""
         name = _name(one)
         try:
             return self.store.get(name, max_bytes=MOST_BYTES)
@@ -120,7 +120,7 @@ class KeyObjects:
     def read(self, one: str, store_key: bytes) -> Listed:
         """The key object of this id, as far as it can be read."""
         try:
-            blob = self._read(one)
+            blob = self.stored(one)
             found = _parsed(blob)
         except (StoreMissing, Unsigned):
             return Listed(one, None, False)
@@ -150,7 +150,7 @@ class KeyObjects:
         does not say whether it opens."""
         name, before = _name(one), b""
         with suppress(StoreMissing, Unsigned):  # gone already, or no key object
-            before = self._read(one)
+            before = self.stored(one)
         self.open(own)
         try:
             self.store.delete([name])

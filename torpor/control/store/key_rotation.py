@@ -7,10 +7,11 @@ Killed at any point, each block has a key that opens the store, and the next cal
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from torpor.control.store.key_objects import KeyObjects
-from torpor.shared.errors import KeyUnknown
+from torpor.shared.errors import KeyDamaged, KeyUnknown
 from torpor.shared.format.user_keys import UserKey
 
 USUAL_LABEL: Final = "this installation"
@@ -47,7 +48,9 @@ def rotate(
     if goes:
         try:
             objects.remove(goes, key)
-        except KeyUnknown:  # somebody has removed the new key, and the old key object is back
-            save(key.id, old)
+        except KeyUnknown:  # somebody has removed the new key, and the old key object is there
+            with suppress(KeyUnknown, KeyDamaged):  # or another rotation has taken it away, too
+                objects.open(old)
+                save(key.id, old)
             raise
     return Rotated(key, [*gone, *([goes] if goes else [])], bool(gone))

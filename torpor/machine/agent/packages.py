@@ -238,6 +238,7 @@ class _Installer(ABC):
         self._late = f"the {within_s:.0f} s that torpor takes for packages of {self.kind} were over"
         self._check = check
         self._why: dict[str, str] = {}
+        self._asked: dict[str, str] = {}
 
     @abstractmethod
     def there(self) -> dict[str, str]:
@@ -348,16 +349,6 @@ class _Installer(ABC):
 class _Apt(_Installer):
     kind = "apt"
     error = "E: "
-
-    def __init__(
-        self,
-        system: System,
-        wanted: dict[str, str],
-        within_s: float,
-        check: Callable[[], None],
-    ) -> None:
-        super().__init__(system, wanted, within_s, check)
-        self._asked: dict[str, str] = {}
 
     def there(self) -> dict[str, str]:
         return self._system.apt()
