@@ -142,11 +142,11 @@ def cp(
     there, into = [_in_workspace(path) for path in sources], _in_workspace(target)
     names = {found[0] for found in (*there, into) if found}
     if into and not any(there):
-        from tasks.jobs import job_at
-        from tasks.workspace_blocks import open_workspace
-
         side = _writable(into[0], machine)
         with connected():
+            from tasks.jobs import job_at
+            from tasks.workspace_blocks import open_workspace
+
             at = MachineId(machine) if machine else None
             job = job_at(open_workspace(into[0]), at)
         wishes = Wishes(overwrite=overwrite, replace=job is None)
