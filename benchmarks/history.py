@@ -14,14 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import secrets
-import subprocess
-import sys
-import tempfile
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -29,16 +22,13 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from benchmarks.content import make_below
-from benchmarks.kept import summed_up, write_result
-from deployments.demo import clear_up, environment
-from deployments.demo_story import BUCKET, NAME, home_of, save_blocks
-from deployments.installation import CHECKOUT, Installation
-from deployments.processes import mark
+from benchmarks.flow_costs import cost, in_own_installation, own_bucket, summed_up_costs
+from benchmarks.kept import write_result
+from deployments.demo_story import NAME, home_of
+from deployments.installation import Installation
 from torpor.control.measure.host import host_facts
-from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.manifests import manifests, open_manifest
 from torpor.control.store.receipts import write_receipt
-from torpor.control.store.s3_requests import S3Requests
 from torpor.shared.format.lineage import Lineage, lineage_of
 from torpor.shared.format.manifest import encode_manifest
 from torpor.shared.format.names import manifest_key
@@ -46,7 +36,6 @@ from torpor.shared.values import MIB, SnapshotId, made_at, new_snapshot_id
 
 WORKSPACE_BYTES: Final = 1 * MIB
 SHAPES: Final = ("one line", "lines")
-VERBS: Final = ("list", "get", "head", "put", "delete")
 
 
 def main() -> None:
@@ -70,29 +59,9 @@ def main() -> None:
 
 def measure(counts: list[int], rounds: int, shapes: Sequence[str] = SHAPES) -> dict[str, Any]:
     """By shape and number of snapshots, what each flow costs. ``counts`` ascend."""
-    rows = {shape: _measured(shape, counts, rounds) for shape in shapes}
+    given = ["--snapshots", ",".join(map(str, counts)), "--rounds", str(rounds)]
+    rows = {shape: in_own_installation("history", "--shape", shape, *given) for shape in shapes}
     return {"benchmark": "history", "host": host_facts(), "rows": rows}
-
-
-def _measured(shape: str, counts: list[int], rounds: int) -> Any:
-    installation = Installation(Path(tempfile.mkdtemp(prefix="torpor-history-")))
-    try:
-        scratch = installation.folder / "tmp"
-        scratch.mkdir()
-        told = subprocess.run(
-            [
-                *(sys.executable, "-m", "benchmarks.history", "--shape", shape),
-                *("--snapshots", ",".join(map(str, counts)), "--rounds", str(rounds)),
-                *("--inside", str(installation.folder)),
-            ],
-            cwd=CHECKOUT,
-            env=environment(installation, scratch, verbose=False) | mark(installation, "demo"),
-            stdout=subprocess.PIPE,
-            check=True,
-        )
-    finally:
-        clear_up(installation)
-    return json.loads(told.stdout.splitlines()[-1])
 
 
 def _rows(installation: Installation, shape: str, counts: list[int], rounds: int) -> Any:
@@ -106,16 +75,16 @@ def _rows(installation: Installation, shape: str, counts: list[int], rounds: int
         "status": lambda: look_at_all([NAME], PrefectAlerts()),
         "hibernate": lambda: hibernate(NAME),
     }
-    access, secret = f"bench-{secrets.token_hex(4)}", secrets.token_urlsafe(24)
     rows = {}
-    with EmbeddedStore.start(installation.store, access, secret, BUCKET) as store:
-        save_blocks(installation, store)
+    with own_bucket(installation):
         make_below(home_of(installation, create(NAME)) / "workspace", WORKSPACE_BYTES, seed=1)
         hibernate(NAME)
         for count in counts:
             fill(shape, count)
-            taken = [{name: _cost(act) for name, act in acts.items()} for _ in range(rounds + 1)]
-            rows[str(count)] = {name: _summed_up([one[name] for one in taken]) for name in acts}
+            taken = [{name: cost(act) for name, act in acts.items()} for _ in range(rounds + 1)]
+            rows[str(count)] = {
+                name: summed_up_costs([one[name] for one in taken]) for name in acts
+            }
     return rows
 
 
@@ -146,41 +115,6 @@ def fill(shape: str, count: int) -> None:
 
 def _next(last: SnapshotId) -> SnapshotId:
     return new_snapshot_id(made_at(last) + timedelta(seconds=1))
-
-
-def _cost(act: Callable[[], object]) -> dict[str, float]:
-    with _counted() as requests:
-        began_s = time.monotonic()
-        act()
-        seconds = time.monotonic() - began_s
-    return {"s": seconds, **{verb: requests[verb] for verb in VERBS}}
-
-
-def _summed_up(costs: list[dict[str, float]]) -> dict[str, Any]:
-    """``first``: right after the history has grown."""
-    first, *others = costs
-    return {
-        "s": summed_up([one["s"] for one in others]),
-        "requests": {verb: max(one[verb] for one in others) for verb in VERBS},
-        "first": first,
-    }
-
-
-@contextmanager
-def _counted() -> Iterator[Counter[str]]:
-    """The requests that this process sends to its store meanwhile, by verb."""
-    requests = Counter[str]()
-    send = S3Requests.send
-
-    def counting(self: S3Requests, what: str, request: Callable[[], Any]) -> Any:
-        requests[what.split()[0]] += 1
-        return send(self, what, request)
-
-    S3Requests.send = counting  # type: ignore[method-assign]
-    try:
-        yield requests
-    finally:
-        S3Requests.send = send  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

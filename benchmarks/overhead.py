@@ -11,25 +11,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import secrets
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
 
 from benchmarks.content import make_below
+from benchmarks.flow_costs import in_own_installation, own_bucket, with_p95
 from benchmarks.kept import summed_up, write_result
-from deployments.demo import clear_up, environment
-from deployments.demo_story import BUCKET, NAME, home_of, save_blocks
-from deployments.installation import CHECKOUT, Installation
-from deployments.processes import mark
+from deployments.demo_story import NAME, home_of
+from deployments.installation import Installation
 from torpor.control.measure.host import host_facts
 from torpor.control.reports import HibernateReport, WakeReport
-from torpor.control.store.embedded import EmbeddedStore
 from torpor.shared.values import MIB
 
 WORKSPACE_BYTES: Final = 4 * MIB
@@ -57,23 +50,7 @@ def main() -> None:
 
 def measure(runs: int) -> dict[str, Any]:
     """Each flow's seconds by phase, and what it takes beside its work: its 95th percentile, too."""
-    installation = Installation(Path(tempfile.mkdtemp(prefix="torpor-overhead-")))
-    try:
-        scratch = installation.folder / "tmp"
-        scratch.mkdir()
-        told = subprocess.run(
-            [
-                *(sys.executable, "-m", "benchmarks.overhead", "--runs", str(runs)),
-                *("--inside", str(installation.folder)),
-            ],
-            cwd=CHECKOUT,
-            env=environment(installation, scratch, verbose=False) | mark(installation, "demo"),
-            stdout=subprocess.PIPE,
-            check=True,
-        )
-    finally:
-        clear_up(installation)
-    rounds: dict[str, list[dict[str, float]]] = json.loads(told.stdout.splitlines()[-1])
+    rounds: dict[str, list[dict[str, float]]] = in_own_installation("overhead", "--runs", str(runs))
     return {
         "benchmark": "overhead",
         "host": host_facts(),
@@ -84,13 +61,12 @@ def measure(runs: int) -> dict[str, Any]:
 
 
 def _summed_up(flow: str, rounds: list[dict[str, float]]) -> dict[str, Any]:
-    beside = sorted(
+    beside = [
         seconds["all"] - sum(seconds.get(phase, 0.0) for phase in WORK[flow]) for seconds in rounds
-    )
-    p95 = beside[math.ceil(0.95 * len(beside)) - 1]
+    ]
     phases = {phase for seconds in rounds for phase in seconds}
     return {
-        "overhead_s": {**summed_up(beside), "p95": p95},
+        "overhead_s": with_p95(beside),
         "phases": {
             phase: summed_up([seconds.get(phase, 0.0) for seconds in rounds])
             for phase in sorted(phases)
@@ -101,10 +77,8 @@ def _summed_up(flow: str, rounds: list[dict[str, float]]) -> dict[str, Any]:
 def _rounds(installation: Installation, runs: int) -> dict[str, list[dict[str, float]]]:
     from flows import create, hibernate, wake  # Prefect reads this process's environment
 
-    access, secret = f"bench-{secrets.token_hex(4)}", secrets.token_urlsafe(24)
     rounds: dict[str, list[dict[str, float]]] = {"hibernate": [], "wake": []}
-    with EmbeddedStore.start(installation.store, access, secret, BUCKET) as store:
-        save_blocks(installation, store)
+    with own_bucket(installation):
         make_below(home_of(installation, create(NAME)) / "workspace", WORKSPACE_BYTES, seed=1)
         for _ in range(runs):
             rounds["hibernate"].append(_seconds(lambda: cast("HibernateReport", hibernate(NAME))))

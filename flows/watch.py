@@ -63,6 +63,7 @@ from torpor.control.money.exhaustion import BudgetsSeen
 from torpor.control.overview import Overviews
 from torpor.control.reconciliation import Finding
 from torpor.control.rental.records import Rental
+from torpor.control.store.shared_listings import SharedListings
 from torpor.control.watch_report import LeftMachine, Watched, WatchedJob, WatchReport
 from torpor.shared.errors import NotDelivered, TorporError
 from torpor.shared.values import Label, WorkspaceName, names_of
@@ -253,16 +254,18 @@ def _look(asked: _Opened, backup_hours: float, faults: list[Exception], *, dry_r
     machines that have gone, free the slots of lost runs, renew deadlines, and give machines what
     they need to save by themselves."""
     opened = asked.workspaces
-    at_markets = list_all_machines([*opened.values()])
-    newest, troubles = newest_snapshots(opened)
+    once = SharedListings()
+    at_markets = list_all_machines([*opened.values()], once)
+    newest, troubles = newest_snapshots({of: one.through(once.of) for of, one in opened.items()})
     if not dry_run:
         at_markets = close_gone(at_markets, [*asked.own.values()], newest)
-    costs = look_once_more(asked.blocks, at_markets.of)
+    shared = {of: one.through(once.of) for of, one in asked.blocks.items()}
+    costs = look_once_more(shared, at_markets.of)
     if not dry_run:
         own = {of: one for of, one in asked.blocks.items() if one.spec.name in asked.own}
         # first, because a run that is stuck does not count as waiting
         _free_slots(own, faults)
-    jobs, unread_jobs = see_jobs(opened)
+    jobs, unread_jobs = see_jobs(opened, once)
     with_job = {one.job.workspace for one in jobs}
     handed_over = _handed_over(at_markets, opened)
     missed, unread_backups = missed_backups(handed_over, backup_hours)

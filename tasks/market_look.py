@@ -14,6 +14,7 @@ from torpor.control.reconciliation import Finding, compare
 from torpor.control.rental.markets import ask_all, recall
 from torpor.control.rental.records import Rental, rental_named
 from torpor.control.store.records import Unread
+from torpor.control.store.shared_listings import SharedListings
 from torpor.shared.errors import MachineUnread, TorporError
 from torpor.shared.values import Machine, WorkspaceName, names_of
 
@@ -35,17 +36,19 @@ class MarketLook(NamedTuple):
 
 
 def look_at_markets(
-    workspaces: Sequence[OpenWorkspace], providers: Sequence[Provider]
+    workspaces: Sequence[OpenWorkspace], providers: Sequence[Provider], once: SharedListings
 ) -> MarketLook:
     """The machines and the residue at these providers, compared with the rentals of the workspaces
-    under all of their names. Changes nothing. What does not answer is left out and named."""
+    under all of their names. Changes nothing. What does not answer is left out and named. ``once``:
+    a new one, because the rentals are read after a first listing of the machines; later looks may
+    share it."""
     before, silent_before = listed(providers)
     rentals = list[Rental]()
     away, refused = dict[WorkspaceName, TorporError](), dict[WorkspaceName, Unread]()
     for opened in workspaces:
         unread = Unread()
         try:
-            rentals += open_rentals(opened, unread)
+            rentals += open_rentals(opened.through(once.of), unread)
         except Exception as error:  # noqa: BLE001 - the others are looked at all the same
             away[opened.spec.name] = trouble(error)
         if unread:

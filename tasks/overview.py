@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from itertools import chain
 from typing import Final, ParamSpec, TypeVar
 from zoneinfo import ZoneInfo
@@ -26,6 +27,7 @@ from torpor.control.rental.records import Rental
 from torpor.control.reports import ALL, moment
 from torpor.control.store.receipts import newest_receipt
 from torpor.control.store.records import Unread, named
+from torpor.control.store.shared_listings import SharedListings
 from torpor.shared.errors import TorporError
 from torpor.shared.values import Machine, made_at
 
@@ -114,11 +116,12 @@ def _submit(
     *,
     asleep_too: bool,
 ) -> dict[str, Future[Overview]]:
-    context = copy_context()
+    context, once = copy_context(), SharedListings()
 
     def look(block: str) -> Overview:
         try:
-            return context.copy().run(_look_at, block, opened[block], machines, asleep_too)
+            seen, shown = opened[block].through(once.of), partial(machines, opened[block])
+            return context.copy().run(_look_at, block, seen, shown, asleep_too)
         except Exception as error:  # noqa: BLE001 - the server may be away, and `watch` acts all the same
             return Overview(block=block, trouble=f"it cannot be looked at: {error}")
 
@@ -143,7 +146,7 @@ def _scheduled(
 def _look_at(
     block: str,
     opened: OpenWorkspace,
-    machines: Callable[[OpenWorkspace], RentedMachines],
+    machines: Callable[[], RentedMachines],
     asleep_too: bool,
 ) -> Overview:
     """One workspace with the other nodes of its jobs; an error becomes the ``trouble`` of its
@@ -189,7 +192,7 @@ def _look_at(
     except TorporError as error:
         return Overview(block=block, trouble=str(error))
     try:
-        found = machines(opened)
+        found = machines()
     except TorporError as error:
         return msgspec.structs.replace(seen, state="awake?", unseen=str(error))
     there = [(machine, rental) for machine, rental in found if not _is_ending(machine, rental)]

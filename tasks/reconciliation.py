@@ -14,6 +14,7 @@ from torpor.control.rental.ending import end_machine
 from torpor.control.rental.greeting import greeting_fault, jump_fault
 from torpor.control.rental.records import Rental
 from torpor.control.store.records import Unread
+from torpor.control.store.shared_listings import SharedListings
 from torpor.shared.errors import (
     InvalidInput,
     MachineError,
@@ -30,7 +31,7 @@ def compare_with_rentals(opened: OpenWorkspace) -> tuple[list[Finding], Unread]:
     names; and the records that cannot be trusted. Changes nothing. A provider of the workspace that
     does not answer is an error, and so is its store; another one is left out with a warning.
     """
-    seen = look_at_markets([opened], opened.markets.every())
+    seen = look_at_markets([opened], opened.markets.every(), SharedListings())
     own = {provider.identity for provider in opened.providers}
     for identity, error in (*seen.silent_before.items(), *seen.silent.items()):
         left_out = not isinstance(error, MachineUnread)

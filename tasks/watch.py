@@ -41,6 +41,7 @@ from torpor.control.store.manifests import newest_snapshot, snapshot_times
 from torpor.control.store.patience import StorePatience
 from torpor.control.store.receipts import newest_verified
 from torpor.control.store.records import named
+from torpor.control.store.shared_listings import SharedListings
 from torpor.control.upkeep.lineage import choose_newest
 from torpor.shared.errors import HandedOver, MachineInUse, TorporError
 from torpor.shared.values import (
@@ -118,10 +119,10 @@ def _patient_budgets(
 
 
 @step("list machines")
-def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
+def list_all_machines(workspaces: Sequence[OpenWorkspace], once: SharedListings) -> AllMachines:
     """All machines of the workspaces at all provider blocks, compared with their rentals, as
     reconcile does for one workspace. Changes nothing. Providers and stores that do not answer are
-    left out and named."""
+    left out and named. ``once``: as in look_at_markets."""
     known = {p.identity: p for opened in workspaces for p in opened.markets.named}
     closed: dict[str, str] = {}
     for opened in workspaces[:1]:  # all workspaces have the same provider blocks
@@ -130,7 +131,7 @@ def list_all_machines(workspaces: Sequence[OpenWorkspace]) -> AllMachines:
                 closed[reference] = str(one)
             else:
                 known[one.identity] = one
-    seen = look_at_markets(workspaces, [*known.values()])
+    seen = look_at_markets(workspaces, [*known.values()], once)
     unread = {name: str(error) for name, error in seen.away.items()}
     unread |= {name: named(refused) for name, refused in seen.refused.items()}
     unknown = {name for one in seen.away for name in names_of(one)}

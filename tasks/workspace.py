@@ -86,6 +86,10 @@ class StoredWorkspace:
         )
         return replace(self, spec=spec)
 
+    def through(self: Opened, way: Callable[[ObjectStore], ObjectStore]) -> Opened:
+        """This workspace, its store read through a wrapper of it."""
+        return replace(self, store=way(self.store))
+
     @property
     def seal(self) -> Seal:
         return Seal(self.key)

@@ -18,6 +18,7 @@ from torpor.control.jobs.listing import QueuedJob
 from torpor.control.jobs.policy import wait_s
 from torpor.control.jobs.records import LOST_S, Job
 from torpor.control.reports import moment
+from torpor.control.store.shared_listings import SharedListings
 from torpor.control.watch_report import WatchedJob
 from torpor.shared.values import WorkspaceName
 
@@ -113,13 +114,14 @@ class JobSeen:
 
 
 def see_jobs(
-    opened: Mapping[WorkspaceName, OpenWorkspace],
+    opened: Mapping[WorkspaceName, OpenWorkspace], once: SharedListings
 ) -> tuple[list[JobSeen], dict[WorkspaceName, str]]:
     """The open jobs of these workspaces, and the errors of those that could not be read. If one
-    record cannot be trusted, no job of its workspace is continued: it may be that job's turn."""
+    record cannot be trusted, no job of its workspace is continued: it may be that job's turn.
+    ``once``: the listings of this look."""
     found: list[JobSeen] = []
     troubles: dict[WorkspaceName, str] = {}
-    looks = [(one, read_jobs.submit(one, 0)) for one in opened.values()]
+    looks = [(one, read_jobs.submit(one.through(once.of), 0)) for one in opened.values()]
     for one, look in looks:
         try:
             read = look.result()

@@ -296,9 +296,11 @@ class Jobs:
     def ended(self, most: int = MOST_ENDED, unread: Unread | None = None) -> list[Job]:
         """The jobs that ended last, at most so many, oldest first. ``unread``: as in
         Records.read_each."""
+        if not most:
+            return []
         prefix = f"workspaces/{self.workspace}/jobs/ended/"
         jobs = self._records.read_each(last_written(self._store.list(prefix), most), unread)
-        return sorted(jobs, key=lambda job: job.ended_unix or 0.0)[-most:] if most else []
+        return sorted(jobs, key=lambda job: job.ended_unix or 0.0)[-most:]
 
     def take(self, job: Job, driver: str, driven_for: str = "", *, gone: bool = False) -> Job:
         """Make ``driver`` the run that drives the job, which may be new. WorkspaceBusy while
