@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks.commands import commands, measure
+from benchmarks.commands import Command, figures
+
+PYTHON = (sys.executable, "-I", "-S", "-c")
 
 
-def test_each_command_is_run_once_more_than_it_counts() -> None:
-    busy = "for _ in range(2_000_000): pass"
-    result = measure({"busy": [sys.executable, "-I", "-S", "-c", busy]}, runs=2)
-    figures = result["commands"]["busy"]
-    assert figures["wall_s"]["n"] == figures["cpu_s"]["n"] == 2
-    assert 0 < figures["cpu_s"]["min"] <= figures["cpu_s"]["max"]
-    assert result["host"]
+def test_each_command_is_run_once_more_than_it_counts_each_time_after_what_is_before_it(
+    tmp_path: Path,
+) -> None:
+    busy, began = "for _ in range(2_000_000): pass", tmp_path / "began"
+    noted = f"open({str(began)!r}, 'a').write('x')"
+    command = Command([*PYTHON, busy], before=[*PYTHON, noted])
+    found = figures({"busy": command}, os.environ, runs=2)["busy"]
+    assert found["wall_s"]["n"] == found["cpu_s"]["n"] == 2
+    assert 0 < found["cpu_s"]["min"] <= found["cpu_s"]["p95"] == found["cpu_s"]["max"]
+    assert began.read_text() == "xxx"
 
 
 def test_a_command_that_fails_is_no_figure() -> None:
     with pytest.raises(subprocess.CalledProcessError):
-        measure({"fails": [sys.executable, "-I", "-S", "-c", "raise SystemExit(1)"]}, runs=1)
-
-
-def test_the_login_of_the_named_workspace_is_measured() -> None:
-    assert commands("mywork")["ssh"] == ["ssh", "mywork", "true"]
-    assert commands("mywork", "config")["ssh"] == ["ssh", "-F", "config", "mywork", "true"]
+        figures({"fails": Command([*PYTHON, "raise SystemExit(1)"])}, os.environ, runs=1)
