@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,10 +23,12 @@ import pytest
 from blocks import Workspace
 from deployments.installation import CHECKOUT, Installation, cache_folder
 from deployments.server import Server
-from flows import list_entries, list_machines
-from tests.fixtures.deployed import place_of
+from deployments.stacks import ready_made
+from flows import list_entries, list_machines, list_snapshots
+from tests.fixtures.deployed import Deployed, place_of
 from tests.fixtures.waiting import PATIENCE_S, background, until
 from torpor.control.own_server import FOLDER_VARIABLE
+from torpor.control.ports import free_ports
 from torpor.control.providers.local.provider import LocalProvider
 from torpor.control.safety import never_handed_over
 from torpor_cli.app import app
@@ -35,6 +38,7 @@ from torpor_cli.folder_workspace import name_for
 pytestmark = pytest.mark.together("automations and make up")
 
 EXAMPLES = CHECKOUT / "examples"
+LLAMA = CHECKOUT / ".venv" / "llama"
 LIKE = "examples"
 """The workspace whose store and market the folders of `torpor run` take."""
 
@@ -58,18 +62,19 @@ class Example:
         return re.findall(r"^\$ (.+)$", (self.folder / "README.md").read_text(), re.MULTILINE)
 
     def type(self, command: str) -> str:
-        """Run a command of torpor in this process; returns what it prints."""
+        """Run a command of torpor here, or another program in a process; returns what it prints."""
         self.capture.readouterr()
-        torpor, *arguments = shlex.split(command)
-        assert torpor == "torpor"
-        app(arguments, exit_on_error=False, print_error=False)
+        argv = shlex.split(command)
+        if argv[0] != "torpor" or argv[1] == "ssh":  # which becomes OpenSSH
+            return self.in_a_process(*argv)
+        app(argv[1:], exit_on_error=False, print_error=False)
         return "".join(self.capture.readouterr())
 
     def in_a_process(self, *argv: str) -> str:
         """Run a program, which must succeed; returns what it prints."""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         done = subprocess.run(
-            argv,
+            [sys.executable if argv[0] == "python" else argv[0], *argv[1:]],
             cwd=self.folder,
             env={**os.environ, "PATH": path, "PYTHONPATH": str(CHECKOUT)},
             stdin=subprocess.DEVNULL,
@@ -103,8 +108,8 @@ def opening(
     Workspace(name=LIKE).save(LIKE, overwrite=True, _sync=True)
 
     def opening(name: str) -> Example:
-        folder = tmp_path / name
-        shutil.copytree(EXAMPLES / name, folder)
+        folder = tmp_path / "examples" / name  # with what lies beside it
+        shutil.copytree(EXAMPLES, folder.parent)
         monkeypatch.chdir(folder)
         if (folder / "torpor.yaml").exists():
             with (folder / "torpor.yaml").open("a") as file:
@@ -171,3 +176,97 @@ def test_each_file_of_the_queue_gets_its_result_once(opening: Opening) -> None:
     results = here.folder / "results"
     assert {file.name for file in results.iterdir()} == {*names, "summer.txt.json"}
     assert json.loads((results / "summer.txt.json").read_text())["words"] == 3
+
+
+def test_a_drill_finds_the_nightly_backup_equal_to_the_machine(
+    opening: Opening, deployed: Deployed
+) -> None:
+    here = opening("nightly-backup")
+    init, create, copy, backup, nightly, weekly, drill = here.commands()
+    for command in (init, create, copy, backup):
+        here.type(command)
+    (first,) = list_snapshots("notes")
+    for command in (nightly, weekly):
+        assert "runs at" in here.type(command)
+    assert _runs_now(deployed, "notes-nightly")["state_type"] == "COMPLETED"
+    stored = list_snapshots("notes")
+    assert stored[0].snapshot > first.snapshot
+    assert re.search(r"^equal: [1-9]\d* files", here.type(drill), re.MULTILINE)
+    restored = _runs_now(deployed, "notes-drill")
+    assert restored["state_type"] == "COMPLETED", restored["state"]["message"]
+    assert list_snapshots("notes") == stored and len(list_machines("notes")) == 1
+    changed = place_of(here.installation, "notes") / "notes" / "monday.txt"
+    changed.write_text("changed since the backup")
+    with pytest.raises(AssertionError, match="differ"):
+        here.type(drill)
+    here.type("torpor hibernate notes")
+    deployed.delete("backup/notes-nightly", "verify/notes-drill")
+
+
+def test_a_server_sleeps_and_wakes_by_its_schedules(opening: Opening, deployed: Deployed) -> None:
+    here = opening("llm-at-night")
+    init, create, copy, deploy, ask, evening, morning = here.commands()
+    (port,) = free_ports(1)
+    stack = ready_made()["llama-cpp"]
+    stack.port = port
+    wheels = ["--no-index", "--find-links", str(LLAMA / "wheels")]
+    stack.setup = [*stack.setup[:-1], *wheels, stack.setup[-1]]
+    stack.server = [*stack.server[:-1], "256"]  # tokens of context, which the model has
+    stack.save("llama-cpp-here", overwrite=True, _sync=True)
+    make = [LLAMA / "bin" / "python", CHECKOUT / "benchmarks" / "random_gguf.py"]
+    subprocess.run([*make, here.folder / "model.gguf", "4", "F16"], check=True)
+    on_this_host = partial(re.sub, r"\bllama-cpp\b", "llama-cpp-here")
+
+    for command in (init, create, copy):
+        here.type(command)
+    assert "ssh -N -L" in here.type(on_this_host(deploy))
+    assert " tokens: " in here.type(ask.replace("8080", str(port)))
+    assert "runs at" in here.type(evening)
+    assert "runs at" in here.type(on_this_host(morning))
+    slept = _runs_now(deployed, "chat-evening")
+    assert slept["state_type"] == "COMPLETED", slept["state"]["message"]
+    assert list_machines("chat") == []
+    woken = _runs_now(deployed, "chat-morning")
+    assert woken["state_type"] == "COMPLETED", woken["state"]["message"]
+    assert " tokens: " in here.type(ask.replace("8080", str(port)))
+    here.type("torpor hibernate chat")
+    deployed.delete("hibernate/chat-evening", "deploy/chat-morning")
+
+
+def test_a_kernel_keeps_its_variables_while_its_machine_is_another_one(
+    opening: Opening, tmp_path: Path
+) -> None:
+    here = opening("notebook")
+    place = tmp_path / "workspace"
+    init, create, copy, setup, programs, *asleep, ask, hibernate, gone, wake, again = (
+        command.replace("/srv/notebook", str(place)) for command in here.commands()
+    )
+    for command in (init, create, copy):
+        here.type(command)
+    assert "pip install" in setup  # this host has ipykernel
+    python = place / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    for command in (programs, *asleep):
+        here.type(command)
+    kernel = place / "kernel.json"
+    until(lambda: kernel.exists() and kernel.read_text().endswith("}"), "the kernel is there")
+    here.type(ask)
+    here.type(hibernate)
+    assert list_machines("notebook") == []
+    here.type(gone)
+    here.type(wake)
+    assert "42" in here.type(again).splitlines()
+    here.type("torpor hibernate notebook")
+
+
+def _runs_now(deployed: Deployed, name: str) -> dict[str, Any]:
+    """The next run that a schedule has planned, taken at once by the worker; as it has ended."""
+    wanted = {"deployments": {"name": {"any_": [name]}}, "sort": "EXPECTED_START_TIME_ASC"}
+    planned = until(
+        lambda: deployed.ask("flow_runs/filter", wanted), f"a run of {name} is planned", 0.5
+    )
+    assert planned[0]["auto_scheduled"]
+    deployed.advance(planned[0]["id"])
+    return deployed.end(planned[0]["id"])
