@@ -102,7 +102,8 @@ def _run_folder(home: OwnHome, folder: Path, cuts: list[int] | None = None) -> d
         text=True,
     )
     made: list[int] = []
-    threading.Thread(target=_cut, args=(process.pid, cuts or [], made), daemon=True).start()
+    cutting = (process.pid, str(home.folder), cuts or [], made)
+    threading.Thread(target=_cut, args=cutting, daemon=True).start()
     said = process.communicate()[0]
     seconds = time.monotonic() - began_s
     if process.returncode:
@@ -119,22 +120,24 @@ def _run_folder(home: OwnHome, folder: Path, cuts: list[int] | None = None) -> d
     }
 
 
-def _cut(command: int, cuts: list[int], made: list[int]) -> None:
-    """End the command's `ssh` each time that it has sent so many bytes more."""
-    with suppress(psutil.NoSuchProcess):
-        parent = psutil.Process(command)
-        for after in cuts:
-            while not (line := _sender(parent, after)):
-                time.sleep(LOOK_S)
-            made.append(line.io_counters().write_chars)
-            line.kill()
+def _cut(command: int, home: str, cuts: list[int], made: list[int]) -> None:
+    """While the command runs, end the connection each time that it has sent so many bytes more."""
+    for after in cuts:
+        while psutil.pid_exists(command):
+            if line := _sender(home, after):
+                made.append(line.io_counters().write_chars)
+                line.kill()
+                break
+            time.sleep(LOOK_S)
 
 
-def _sender(parent: psutil.Process, after: int) -> psutil.Process | None:
-    for child in parent.children(recursive=True):
+def _sender(home: str, after: int) -> psutil.Process | None:
+    """The `ssh` of this home, which the copies share, once it has sent so many bytes."""
+    for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if child.name() == "ssh" and child.io_counters().write_chars >= after:
-                return child
+            ours = process.name() == "ssh" and home in " ".join(process.cmdline())
+            if ours and process.io_counters().write_chars >= after:
+                return process
     return None
 
 

@@ -158,6 +158,10 @@ def _lost_s() -> float:
     return float(size["lost_s"]["p95"])
 
 
+def _command_s(name: str) -> Callable[[], float]:
+    return lambda: float(_result("commands")["commands"][name]["wall_s"]["p95"])
+
+
 def _overhead_s() -> float:
     """The slower flow's."""
     flows: dict[str, Any] = _result("overhead")["flows"]
@@ -235,6 +239,8 @@ GOALS: Final = (
     Goal("first token, all first / learned, 1 Gbit/s", "≥", 2.0, _usual_over_learned(1000)),
     Goal("work lost with a machine, 95th percentile", "≤", 75.0, _lost_s, " s"),
     Goal("a flow, beside its work, 95th percentile", "≤", 2.0, _overhead_s, " s"),
+    Goal("up of a stopped installation, 95th percentile", "≤", 15.0, _command_s("up"), " s"),
+    Goal("status of 20 workspaces, 95th percentile", "≤", 2.0, _command_s("status"), " s"),
 )
 
 
