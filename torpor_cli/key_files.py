@@ -43,11 +43,11 @@ def kept_keys(name: str) -> Iterator[tuple[Path, UserKey]]:
     block's file holds no key."""
     own = key_file(name)
     with suppress(FileNotFoundError):
-        yield own, UserKey.of(own.read_text())
+        yield own, UserKey.of(_text(own))
     for file in sorted(own.parent.glob("*")):
         if file != own:
-            with suppress(OSError, UnicodeDecodeError, InvalidInput):
-                yield file, UserKey.of(file.read_text())
+            with suppress(OSError, InvalidInput):
+                yield file, UserKey.of(_text(file))
 
 
 def keep_key(name: str, key: UserKey) -> None:
@@ -59,7 +59,7 @@ def keep_key(name: str, key: UserKey) -> None:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)  # two commands at once lose neither's key
         with suppress(FileNotFoundError):
-            held = file.read_text()
+            held = _text(file)
             with suppress(InvalidInput):
                 if UserKey.of(held) == key:
                     return
@@ -108,5 +108,16 @@ def _keep_beside(file: Path, held: str) -> None:
         if not before.exists():
             write_whole(before, held)
             return
-        if before.read_text() == held:
+        if _text(before) == held:
             return
+
+
+def _text(file: Path) -> str:
+    """InvalidInput where the file is no text."""
+    try:
+        return file.read_text()
+    except UnicodeDecodeError:
+        raise InvalidInput(
+            f"{file} is the place of a key, and what it holds is no text: move it away, "
+            "and copy the key file there from where you keep a copy"
+        ) from None
