@@ -103,6 +103,10 @@ def test_any_layout_comes_back(codec: PlanesCodec, case: tuple[bytes, list[Run]]
     if stream is not None:
         assert len(stream) < len(plain)
         assert codec.decode(memoryview(stream), len(plain)) == plain
+        used = b"\xff" * (len(plain) + 3)  # by a chunk before, which was longer
+        lent = memoryview(bytearray(used))
+        assert codec.decode(memoryview(stream), len(plain), lambda size: lent) == plain
+        assert lent == plain + used[len(plain) :]
 
 
 def bf16_like(elements: int, seed: int = 1) -> bytes:

@@ -14,6 +14,7 @@ from torpor.machine.agent.kept_packs import KeptPacks
 from torpor.machine.agent.pack_server import PackServer, trusting
 from torpor.shared.errors import StoreError
 from torpor.shared.format.names import pack_id_of
+from torpor.shared.memory import ReusedMemory
 from torpor.shared.transfer.connections import Connections
 from torpor.shared.transfer.transfer import SLOWEST_BYTES_S, Range, Transfer
 from torpor.shared.values import Grant, ObjectKey
@@ -107,11 +108,13 @@ class PeerFirst:
         self._passing = passing
         self._cancelled = cancelled
         self._asked: set[tuple[ObjectKey, Range]] = set()
+        self._memory = ReusedMemory()
 
     def get_ranges(
         self, grant: Grant, ranges: Sequence[Range]
     ) -> Generator[memoryview, None, None]:
-        """Yield each range's bytes in order; the caller checks their hashes."""
+        """Yield each range's bytes in order, there until the next is asked for; the caller checks
+        their hashes."""
         asked = {(grant.key, wanted) for wanted in ranges}
         if not self._asked.isdisjoint(asked) and self._peer is not None:
             self._peer = None
@@ -130,7 +133,7 @@ class PeerFirst:
             except StoreError:
                 self._peer = None  # the peer is dead, slow, or without the pack
         if done < len(ranges):
-            yield from self._store.get_ranges(grant, ranges[done:])
+            yield from self._store.get_ranges(grant, ranges[done:], into=self._memory)
 
     def _from_peer(
         self, peer: Peer, grant: Grant, ranges: Sequence[Range]
@@ -143,4 +146,4 @@ class PeerFirst:
             slowest_bytes_s=max(SLOWEST_BYTES_S, peer.floor_bytes_s),
         )
         url = peer.url + pack_id_of(grant.key).hex()
-        return transfer.get_ranges(Grant(grant.key, "GET", url, 0), ranges)
+        return transfer.get_ranges(Grant(grant.key, "GET", url, 0), ranges, into=self._memory)

@@ -36,6 +36,7 @@ from torpor.shared.format.manifest import FILE, HOLE, Chunk, Entry, Manifest, de
 from torpor.shared.format.names import pack_id_of
 from torpor.shared.format.rows import NO_CHUNK
 from torpor.shared.format.sizes import PART_BYTES
+from torpor.shared.memory import Memory, ReusedMemory
 from torpor.shared.transfer.transfer import GAP_BYTES, Range
 from torpor.shared.values import MIB, Grant
 
@@ -58,7 +59,7 @@ class Fetcher(Protocol):
     def get_ranges(
         self, grant: Grant, ranges: Sequence[Range]
     ) -> Generator[memoryview, None, None]:
-        """Yield each range's bytes in order."""
+        """Yield each range's bytes in order, there until the next is asked for."""
 
 
 class PackUse(msgspec.Struct, frozen=True, gc=False):
@@ -319,6 +320,7 @@ def restore_part(
     its name before a byte of it is written; ``keep`` then gets its stored form. There is no
     ``journal``: the disk shows what is done."""
     plain_bytes = stored_bytes = 0
+    memory = ReusedMemory()
     try:
         for grant, piece in zip(grants, pieces or repeat(0), strict=bool(pieces)):
             pack_id = pack_id_of(grant.key)
@@ -332,7 +334,7 @@ def restore_part(
                     check()
                     came: Buffer = next(stream)
                     stored, plain = _plain(
-                        chunk, pack_id, came, seal, fetcher, grant, plan, number, gpu
+                        chunk, pack_id, came, seal, fetcher, grant, plan, number, gpu, memory
                     )
                     keep(pack_id, chunk.offset, stored)
                     plan.write(number, plain, writer)
@@ -357,6 +359,7 @@ def _plain(
     plan: FetchPlan,
     number: int,
     gpu: GpuTrial | None,
+    memory: Memory,
 ) -> tuple[Buffer, Buffer]:
     """Open, decode and check one chunk; fetch it again when it is not what it was. Returns it as
     it is stored, and plain."""
@@ -366,7 +369,7 @@ def _plain(
             with closing(fetcher.get_ranges(grant, [Range(chunk.offset, chunk.stored)])) as again:
                 stored = next(again)
         try:
-            plain = open_chunk(chunk, pack_id, stored, seal, gpu)
+            plain = open_chunk(chunk, pack_id, stored, seal, gpu, memory)
         except (SnapshotDamaged, WrongKey) as exc:
             fault = exc
             continue

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from torpor.shared.codecs.layout import Run
+from torpor.shared.memory import Memory
 
 Buffer = bytes | bytearray | memoryview
 
@@ -26,5 +27,8 @@ class Codec(Protocol):
         ``runs`` cover ``plain`` exactly; a codec that needs no layout does not look at them.
         """
 
-    def decode(self, stored: Buffer, plain_bytes: int, /) -> Buffer:
-        """Exactly ``plain_bytes`` bytes, or SnapshotDamaged. Never allocates more than that."""
+    def decode(self, stored: Buffer, plain_bytes: int, into: Memory | None = None, /) -> Buffer:
+        """Exactly ``plain_bytes`` bytes, or SnapshotDamaged. Never allocates more than that.
+
+        They may lie in ``stored``, or in memory that ``into`` has lent.
+        """

@@ -14,6 +14,7 @@ from torpor.shared.codecs.codec import Buffer, Codec
 from torpor.shared.codecs.planes import PLANES, RANS
 from torpor.shared.codecs.stock import LZ4, RAW, ZSTD
 from torpor.shared.errors import SnapshotDamaged
+from torpor.shared.memory import Memory
 
 
 class Encoding(NamedTuple):
@@ -49,9 +50,9 @@ def is_of_gpu(code: int) -> bool:
     return code in ENCODINGS and ENCODINGS[code].written_by == "GPU"
 
 
-def decode_chunk(code: int, stored: Buffer, plain_bytes: int) -> Buffer:
-    """The plain bytes, or SnapshotDamaged."""
+def decode_chunk(code: int, stored: Buffer, plain_bytes: int, into: Memory | None = None) -> Buffer:
+    """The plain bytes, or SnapshotDamaged; see Codec.decode."""
     encoding = ENCODINGS.get(code)
     if encoding is None:
         raise SnapshotDamaged(f"a chunk has unknown encoding {code}: use a newer torpor")
-    return encoding.codec.decode(stored, plain_bytes)
+    return encoding.codec.decode(stored, plain_bytes, into)

@@ -50,9 +50,9 @@ def encode_chunk(gpu: Gpu, plain: Buffer, layout: Sequence[Run]) -> bytes | None
     return RANS.encode(plain, layout, partial(_pack, gpu))
 
 
-def decode_chunk(gpu: Gpu, stored: Buffer, plain_bytes: int) -> bytearray:
+def decode_chunk(gpu: Gpu, stored: Buffer, plain_bytes: int) -> memoryview:
     """As ``RANS.decode``, with the same result."""
-    return RANS.decode(stored, plain_bytes, partial(_unpack, gpu))
+    return RANS.decode(stored, plain_bytes, unpack=partial(_unpack, gpu))
 
 
 def _pack(

@@ -21,6 +21,7 @@ from gpu_kernels import twin
 from gpu_kernels.rans.portable import RansStreamError
 from torpor.shared.codecs.layout import RUNS_MAX, Element, Run, covered, tidy
 from torpor.shared.errors import SnapshotDamaged
+from torpor.shared.memory import Memory
 
 Buffer = bytes | bytearray | memoryview
 Way = Callable[[Buffer], Buffer]
@@ -120,11 +121,17 @@ class PlanesCodec:
             return None
         return b"".join((*head, *body))
 
-    def decode(self, stored: Buffer, plain_bytes: int, unpack: Unpacker | None = None) -> bytearray:
+    def decode(
+        self,
+        stored: Buffer,
+        plain_bytes: int,
+        into: Memory | None = None,
+        unpack: Unpacker | None = None,
+    ) -> memoryview:
         """Exactly ``plain_bytes``; raises SnapshotDamaged on any stream that is not right.
 
-        Takes at most 2 * plain_bytes of memory beyond the stream. ``unpack`` replaces the decoding
-        on this thread, for example by a GPU.
+        Takes at most 2 * plain_bytes of memory beyond the stream; ``into`` lends that of the
+        result. ``unpack`` replaces the decoding on this thread, for example by a GPU.
         """
         stored = memoryview(stored).cast("B")
         runs, at = self._read_runs(stored, plain_bytes)
@@ -136,19 +143,19 @@ class PlanesCodec:
                 at += _PLANE.size
         if at + sum(length for _, length in lengths) != len(stored):
             raise self._damaged("its planes do not add up to its size")
-        plain = bytearray(plain_bytes)
-        with memoryview(plain) as target:
-            for element, places in groups:
-                size = sum(size for _, size in places) // element.width
-                planes = []
-                for method, length in lengths[: element.width]:
-                    planes.append(StoredPlane(method, stored[at : at + length], size))
-                    at += length
-                del lengths[: element.width]
-                try:
-                    (unpack or self.unpack_all)(target, element, places, planes)
-                except RansStreamError as error:
-                    raise self._damaged(str(error)) from error
+        lent = memoryview(bytearray(plain_bytes)) if into is None else into(plain_bytes)
+        plain = lent[:plain_bytes]
+        for element, places in groups:
+            size = sum(size for _, size in places) // element.width
+            planes = []
+            for method, length in lengths[: element.width]:
+                planes.append(StoredPlane(method, stored[at : at + length], size))
+                at += length
+            del lengths[: element.width]
+            try:
+                (unpack or self.unpack_all)(plain, element, places, planes)
+            except RansStreamError as error:
+                raise self._damaged(str(error)) from error
         return plain
 
     def pack_all(

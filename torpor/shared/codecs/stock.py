@@ -13,6 +13,7 @@ import zstandard
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.codecs.layout import Run
 from torpor.shared.errors import SnapshotDamaged
+from torpor.shared.memory import Memory
 
 
 class _Raw:
@@ -22,7 +23,7 @@ class _Raw:
     def encode(self, plain: Buffer, _runs: Sequence[Run] = ()) -> Buffer:
         return plain
 
-    def decode(self, stored: Buffer, plain_bytes: int) -> Buffer:
+    def decode(self, stored: Buffer, plain_bytes: int, _into: Memory | None = None) -> Buffer:
         if len(stored) != plain_bytes:
             raise SnapshotDamaged(f"a raw chunk of {plain_bytes} bytes is stored as {len(stored)}")
         return stored
@@ -36,7 +37,7 @@ class _Lz4:
         encoded: bytes = lz4.block.compress(plain, store_size=False)
         return encoded
 
-    def decode(self, stored: Buffer, plain_bytes: int) -> Buffer:
+    def decode(self, stored: Buffer, plain_bytes: int, _into: Memory | None = None) -> Buffer:
         try:
             plain: bytes = lz4.block.decompress(stored, uncompressed_size=plain_bytes)
         except lz4.block.LZ4BlockError as exc:
@@ -60,7 +61,7 @@ class _Zstd:
         encoded: bytes = compressor.compress(plain)
         return encoded
 
-    def decode(self, stored: Buffer, plain_bytes: int) -> Buffer:
+    def decode(self, stored: Buffer, plain_bytes: int, _into: Memory | None = None) -> Buffer:
         decompressor = getattr(self._threads, "decompressor", None)
         if decompressor is None:
             decompressor = zstandard.ZstdDecompressor()
