@@ -142,6 +142,18 @@ def test_only_regular_files_of_the_size_are_read(
     assert [shorter, *others] == [None] * 5
 
 
+def test_files_are_read_into_memory_that_is_lent(
+    place: int, tmp_path: Path, built_library: Path
+) -> None:
+    (tmp_path / "one").write_bytes(b"0123")
+    (tmp_path / "two").write_bytes(b"456")
+    lent = memoryview(bytearray(b"used before"))
+    one, two = read_files(place, [b"one", b"two"], [4, 3], lambda size: lent)
+    assert one is not None
+    assert two is not None
+    assert (one[0], two[0], lent) == (b"0123", b"456", b"0123456fore")
+
+
 def test_new_files_have_their_attributes_and_nothing_is_replaced(
     place: int, tmp_path: Path, built_library: Path
 ) -> None:

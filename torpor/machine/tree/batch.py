@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from gpu_kernels.native import DiskLibrary, address_of, disk_library
 from torpor.shared.codecs.codec import Buffer
+from torpor.shared.memory import Memory
 
 _STAT: Final = struct.Struct("=Q3qQ7q")
 _SIGNATURE: Final = struct.Struct("=4Q")
@@ -160,15 +161,17 @@ def stat_names(directory: int, names: Sequence[bytes]) -> Sequence[Stat]:
 
 
 def read_files(
-    directory: int, names: Sequence[bytes], sizes: Sequence[int]
+    directory: int, names: Sequence[bytes], sizes: Sequence[int], into: Memory | None = None
 ) -> Iterator[tuple[memoryview, Stat, Stat] | None]:
     """Read files below an open directory whole. Returns for each file its content, and its stat
-    before and after the read; None where it was not a regular file of that size."""
+    before and after the read; None where it was not a regular file of that size. ``into`` lends
+    the memory of the contents."""
     if (lib := disk_library()) is None:
         yield from (None for _ in names)
         return
-    data, before, after = _read_files(lib, directory, names, sizes)
-    view = memoryview(data)
+    size = sum(sizes)
+    view = memoryview(bytearray(size)) if into is None else into(size)
+    before, after = _read_files(lib, directory, names, sizes, view)
     at = 0
     for size, opened, closed in zip(
         sizes, _STAT.iter_unpack(before), _STAT.iter_unpack(after), strict=True
@@ -185,7 +188,8 @@ def read_unchanged(
     each is a regular file that still has its signature (32 bytes) after the read."""
     if (lib := disk_library()) is None:
         return None
-    data, _, after = _read_files(lib, directory, names, sizes)
+    data = bytearray(sum(sizes))
+    _, after = _read_files(lib, directory, names, sizes, data)
     found, seen = memoryview(after).cast("Q"), memoryview(signatures).cast("Q")
     words, fields = _STAT.size // 8, SIGNATURE_BYTES // 8
     if any(found[words - 1 :: words]):  # some read failed
@@ -195,13 +199,15 @@ def read_unchanged(
 
 
 def _read_files(
-    lib: DiskLibrary, directory: int, names: Sequence[bytes], sizes: Sequence[int]
-) -> tuple[bytearray, bytearray, bytearray]:
-    """The contents of files, and their stats before and after the read."""
-    count = len(names)
-    data, before, after = (
-        bytearray(size) for size in (sum(sizes), _STAT.size * count, _STAT.size * count)
-    )
+    lib: DiskLibrary,
+    directory: int,
+    names: Sequence[bytes],
+    sizes: Sequence[int],
+    data: bytearray | memoryview,
+) -> tuple[bytearray, bytearray]:
+    """Read the contents of files into ``data``, which has room for all; returns their stats before
+    and after the read."""
+    before, after = (bytearray(_STAT.size * len(names)) for _ in range(2))
     with (
         address_of(_strings(names)) as asked,
         address_of(array("Q", sizes)) as lengths,
@@ -209,8 +215,8 @@ def _read_files(
         address_of(before, writable=True) as then,
         address_of(after, writable=True) as now,
     ):
-        lib.torpor_read_files(directory, asked, lengths, count, content, then, now)
-    return data, before, after
+        lib.torpor_read_files(directory, asked, lengths, len(names), content, then, now)
+    return before, after
 
 
 def is_plain(mtime_ns: int) -> bool:
