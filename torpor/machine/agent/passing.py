@@ -12,9 +12,9 @@ from typing import Final
 
 from torpor.machine.agent.kept_packs import KeptPacks
 from torpor.machine.agent.pack_server import PackServer, trusting
+from torpor.shared.codecs.memory import ReusedMemory
 from torpor.shared.errors import StoreError
 from torpor.shared.format.names import pack_id_of
-from torpor.shared.memory import ReusedMemory
 from torpor.shared.transfer.connections import Connections
 from torpor.shared.transfer.transfer import SLOWEST_BYTES_S, Range, Transfer
 from torpor.shared.values import Grant, ObjectKey

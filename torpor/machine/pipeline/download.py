@@ -28,6 +28,7 @@ from blake3 import blake3
 from torpor.machine.tree.plan import part_ends
 from torpor.machine.tree.write import ContentWriter
 from torpor.shared.codecs.codec import Buffer
+from torpor.shared.codecs.memory import Memory, ReusedMemory
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import InvalidInput, SnapshotDamaged, TorporError, WrongKey
 from torpor.shared.format.chunks import open_chunk
@@ -36,7 +37,6 @@ from torpor.shared.format.manifest import FILE, HOLE, Chunk, Entry, Manifest, de
 from torpor.shared.format.names import pack_id_of
 from torpor.shared.format.rows import NO_CHUNK
 from torpor.shared.format.sizes import PART_BYTES
-from torpor.shared.memory import Memory, ReusedMemory
 from torpor.shared.transfer.transfer import GAP_BYTES, Range
 from torpor.shared.values import MIB, Grant
 

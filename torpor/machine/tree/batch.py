@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from gpu_kernels.native import DiskLibrary, address_of, disk_library
 from torpor.shared.codecs.codec import Buffer
-from torpor.shared.memory import Memory
+from torpor.shared.codecs.memory import Memory
 
 _STAT: Final = struct.Struct("=Q3qQ7q")
 _SIGNATURE: Final = struct.Struct("=4Q")

@@ -23,6 +23,7 @@ from torpor.machine.tree.content import right_extents
 from torpor.machine.tree.names import Signature, Signatures
 from torpor.machine.tree.read import opened
 from torpor.machine.tree.walk import RACY_COARSE_NS, RACY_NS, read_xattrs, settled
+from torpor.shared.codecs.memory import ReusedMemory
 from torpor.shared.format.keys import Seal
 from torpor.shared.format.manifest import (
     DIRECTORY,
@@ -35,7 +36,6 @@ from torpor.shared.format.manifest import (
 )
 from torpor.shared.format.rows import Described
 from torpor.shared.format.sizes import BIG_FILE_BYTES
-from torpor.shared.memory import ReusedMemory
 
 _THREADS: Final = 8  # that read: a cold disk answered 8 faster than 3 in three of four rounds
 _NAMES: Final = 1024  # names that are looked at together

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from torpor.shared.codecs.layout import Run
-from torpor.shared.memory import Memory
+from torpor.shared.codecs.memory import Memory
 
 Buffer = bytes | bytearray | memoryview
 

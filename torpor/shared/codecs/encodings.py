@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from torpor.shared.codecs.codec import Buffer, Codec
+from torpor.shared.codecs.memory import Memory
 from torpor.shared.codecs.planes import PLANES, RANS
 from torpor.shared.codecs.stock import LZ4, RAW, ZSTD
 from torpor.shared.errors import SnapshotDamaged
-from torpor.shared.memory import Memory
 
 
 class Encoding(NamedTuple):

@@ -20,8 +20,8 @@ import zstandard
 from gpu_kernels import twin
 from gpu_kernels.rans.portable import RansStreamError
 from torpor.shared.codecs.layout import RUNS_MAX, Element, Run, covered, tidy
+from torpor.shared.codecs.memory import Memory
 from torpor.shared.errors import SnapshotDamaged
-from torpor.shared.memory import Memory
 
 Buffer = bytes | bytearray | memoryview
 Way = Callable[[Buffer], Buffer]

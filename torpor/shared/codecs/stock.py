@@ -12,8 +12,8 @@ import zstandard
 
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.codecs.layout import Run
+from torpor.shared.codecs.memory import Memory
 from torpor.shared.errors import SnapshotDamaged
-from torpor.shared.memory import Memory
 
 
 class _Raw:

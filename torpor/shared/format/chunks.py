@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torpor.shared.codecs.codec import Buffer
 from torpor.shared.codecs.encodings import decode_chunk, is_of_gpu
+from torpor.shared.codecs.memory import Memory
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import SnapshotDamaged
 from torpor.shared.format.keys import Seal, chunk_associated
 from torpor.shared.format.manifest import Chunk
-from torpor.shared.memory import Memory
 
 
 def open_chunk(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torpor.shared.memory import ReusedMemory
+from torpor.shared.codecs.memory import ReusedMemory
 
 
 def test_the_same_memory_is_lent_until_a_larger_buffer_is_asked_for() -> None:
