@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl, field_validator
+from pydantic import Field, HttpUrl, ValidationInfo, field_validator
 
 from blocks.reference import LOGOS
 from torpor.shared.errors import InvalidInput
@@ -36,8 +36,18 @@ class Tuning(Block):
         default=False,
         title="Fewest bytes",
         description=(
-            "Prefer smaller snapshots to faster ones: compress text and programs harder. Otherwise "
-            "compression follows the speed of the link. Weights always get their smallest form."
+            "Prefer smaller snapshots to faster ones: compress text and programs harder. Without "
+            "this and the next setting, compression follows the speed of the link, and weights get "
+            "their smallest form."
+        ),
+    )
+    fastest: bool = Field(
+        default=False,
+        title="Least time",
+        description=(
+            "Prefer faster snapshots to smaller ones: where cores are slower than the link, "
+            "compress less, or nothing. The store then holds up to twice the bytes, and each wake "
+            "fetches them. Not with Fewest bytes."
         ),
     )
     gpu_encodes: bool = Field(
@@ -121,7 +131,14 @@ class Tuning(Block):
     def compression(self) -> Compression:
         """What chunks are encoded for, as a plain value."""
         use = GpuUse(self.gpu_python, self.gpu_install) if self.gpu_encodes else None
-        return Compression(smallest=self.smallest, gpu=use)
+        return Compression(smallest=self.smallest, fastest=self.fastest, gpu=use)
+
+    @field_validator("fastest", mode="after")
+    @classmethod
+    def _one_of_two(cls, value: bool, others: ValidationInfo) -> bool:
+        if value and others.data.get("smallest"):
+            raise ValueError("choose one of `smallest` and `fastest`, or neither")
+        return value
 
     @field_validator("owner", mode="after")
     @classmethod

@@ -210,6 +210,12 @@ def test_a_tuning_with_the_parts_of_an_earlier_version_still_opens() -> None:
     )
 
 
+def test_a_tuning_asks_for_fewest_bytes_or_least_time() -> None:
+    assert Tuning(fastest=True).compression() == Compression(fastest=True)
+    with pytest.raises(ValueError, match="choose one of `smallest` and `fastest`"):
+        Tuning(smallest=True, fastest=True)
+
+
 @pytest.mark.usefixtures("saved")
 def test_a_missing_block_of_settings_closes_its_own_workspace_only() -> None:
     workspace(tuning="gone").save("lacks-tuning", overwrite=True)

@@ -362,10 +362,11 @@ class GpuUse(msgspec.Struct, frozen=True):
 
 
 class Compression(msgspec.Struct, frozen=True):
-    """Whether chunks are encoded for size or for speed."""
+    """Whether chunks are encoded for size or for speed. ``smallest``: fewest bytes, whatever time
+    it takes; ``fastest``: least time, whatever bytes it takes; at most one of them."""
 
     smallest: bool = False
-    """Fewest bytes rather than least time."""
+    fastest: bool = False
     gpu: GpuUse | None = None
 
 

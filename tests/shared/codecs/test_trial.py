@@ -320,14 +320,14 @@ def test_an_encoder_tries_the_gpu_when_cores_limit_the_run(bench: Bench) -> None
         "nothing new was encoded; GPU not tried: cores were not what the run waited for"
     )
     for _ in range(4):
-        effort.note(Pace(filled=5, encoded=4, encoded_cpu=4, sent=0.5))
+        effort.note(Pace(effort.step, filled=5, encoded=4, encoded_cpu=4, by_step=0, sent=0.5))
     assert effort.cores_limit
     codes()
     trial.settle(PATIENCE_S)
     assert codes() == {RANS.code}
     assert "time on sending; GPU used: " in encoder.words
     for _ in range(8):
-        effort.note(Pace(filled=1, encoded=0.8, encoded_cpu=0.8, sent=9))
+        effort.note(Pace(effort.step, 1, encoded=0.8, encoded_cpu=0.8, by_step=0, sent=9))
     assert not effort.cores_limit
     assert codes() == {RANS.code}  # what was shown to be faster stays
     trial.close()

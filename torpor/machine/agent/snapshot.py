@@ -53,7 +53,7 @@ from torpor.machine.tree.walk import (
     walk,
 )
 from torpor.shared.codecs.choose import Encoder
-from torpor.shared.codecs.effort import Effort
+from torpor.shared.codecs.effort import Effort, steps_for
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.errors import (
     AgentLost,
@@ -211,7 +211,7 @@ class SnapshotRun(AgentRun):
         if area.user_files is None:
             programs.forget(self._resumption.programs)
         seal = seal_of(request.key)
-        effort = Effort(smallest=request.compression.smallest)
+        effort = Effort(steps_for(request.compression))
         if request.compression.gpu is not None:
             self._gpu = self.trial(request.compression.gpu, area.roots)
         self._by_itself = made is not None

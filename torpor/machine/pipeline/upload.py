@@ -193,8 +193,7 @@ class _Packer:
         self._buffer = buffer
         self._bytes = 0  # of the buffer, filled
         self._places: list[tuple[int, ChunkPlace]] = []
-        self._opened = time.perf_counter()  # when the open pack began to be filled
-        self._encoded = self._encoded_cpu = 0.0  # seconds of encoding for it, by both clocks
+        self._begin_pack()
 
     def store(self, plain: Buffer, runs: Sequence[Run] = ()) -> int:
         """The chunk's number. Its bytes go into the open pack unless the store has them."""
@@ -248,8 +247,10 @@ class _Packer:
                 f"encoding {encoding} did not give chunk {name.hex()} back: bad memory on the "
                 "machine, or a broken codec library; nothing was sent"
             )
-        self._encoded += time.perf_counter() - wall
+        took = time.perf_counter() - wall
+        self._encoded += took
         self._encoded_cpu += time.thread_time() - cpu
+        self._by_step += took if encoder.effort.changes(encoding) else 0.0
         return encoding, encoded
 
     def flush(self) -> None:
@@ -270,11 +271,24 @@ class _Packer:
         self._share.new_bytes += sum(chunk.plain for chunk in located)
         self._share.stored_bytes += self._bytes
         self._source.encoder.effort.note(
-            Pace(started - self._opened, self._encoded, self._encoded_cpu, ended - started)
+            Pace(
+                self._step,
+                started - self._opened,
+                self._encoded,
+                self._encoded_cpu,
+                self._by_step,
+                ended - started,
+            )
         )
         self._grant = None
         self._places, self._bytes = [], 0
-        self._opened, self._encoded, self._encoded_cpu = ended, 0.0, 0.0
+        self._begin_pack()
+
+    def _begin_pack(self) -> None:
+        self._opened = time.perf_counter()  # when the open pack began to be filled
+        self._step = self._source.encoder.effort.step
+        # seconds of encoding for it: by both clocks, and of chunks that the step matters to
+        self._encoded = self._encoded_cpu = self._by_step = 0.0
 
     def give_back(self) -> None:
         """Release the claims of a pack that was not sent; none after a flush."""

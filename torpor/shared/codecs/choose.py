@@ -10,7 +10,7 @@ from torpor.shared.codecs.effort import Effort
 from torpor.shared.codecs.gpu import GpuError
 from torpor.shared.codecs.layout import Element, Run
 from torpor.shared.codecs.planes import PLANES
-from torpor.shared.codecs.stock import LZ4, RAW, ZSTD, zstd_at
+from torpor.shared.codecs.stock import LZ4, RAW, ZSTD
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.values import KIB
 
@@ -36,12 +36,16 @@ class Encoder:
 
         ``runs`` say which numbers the chunk is made of, where that is known; they cover it exactly.
         """
+        step = self.effort.step
+        if step.text is RAW:
+            return RAW.code, plain
         if any(run.element is not Element.BYTES for run in runs):
             code, planes = self._encode_numbers(memoryview(plain), runs)
             if planes is not None and len(planes) < _GAIN * len(plain):
                 return code, planes
         codec = choose(plain)
-        stored = (zstd_at(self.effort.level) if codec is ZSTD else codec).encode(plain)
+        codec = step.text if codec is ZSTD else codec
+        stored = codec.encode(plain)
         if stored is None or len(stored) >= len(plain):
             return RAW.code, plain
         return codec.code, stored
