@@ -41,6 +41,7 @@ from torpor.shared.values import GIB, MIB, Grant, ObjectKey
 _BLOCK: Final = 32 * MIB
 _READ: Final = 4 * MIB
 _SAMPLES_S: Final = 100
+_BURST_S: Final = 0.02  # what a line may catch up on
 
 
 def main() -> None:
@@ -64,7 +65,7 @@ def measure(folder: Path, gib: float, rounds: int) -> dict[str, Any]:
     found: dict[str, list[dict[str, float]]] = {"weights": [], "random": []}
     keys = ("ak" + secrets.token_hex(8), secrets.token_hex(20))
     with (
-        _thrown_away() as url,
+        thrown_away() as url,
         EmbeddedStore.start(folder / "store", *keys, "torpor") as store,
     ):
         for number in range(rounds):
@@ -142,10 +143,10 @@ def _words(pid: int) -> str:
 
 
 @contextmanager
-def _thrown_away() -> Iterator[str]:
-    """The URL of a process that reads what is sent there."""
+def thrown_away(bytes_s: float = 0.0) -> Iterator[str]:
+    """The URL of a process that reads what is sent there, at that rate in all; 0: at any rate."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-    process = multiprocessing.get_context("fork").Process(target=_listen, args=(listener,))
+    process = multiprocessing.get_context("fork").Process(target=_listen, args=(listener, bytes_s))
     process.start()
     port = listener.getsockname()[1]
     listener.close()
@@ -156,13 +157,33 @@ def _thrown_away() -> Iterator[str]:
         process.join()
 
 
-def _listen(listener: socket.socket) -> None:
+def _listen(listener: socket.socket, bytes_s: float) -> None:
+    line = Line(bytes_s)
     while True:
         peer, _ = listener.accept()
-        threading.Thread(target=_read, args=(peer,), daemon=True).start()
+        threading.Thread(target=_read, args=(peer, line), daemon=True).start()
 
 
-def _read(peer: socket.socket) -> None:
+class Line:
+    """So many bytes a second for all that share it; 0: at once. Thread-safe."""
+
+    def __init__(self, bytes_s: float) -> None:
+        self._bytes_s = bytes_s
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def take(self, count: int) -> None:
+        if not self._bytes_s:
+            return
+        with self._lock:
+            now = time.monotonic()
+            self._free_at = max(self._free_at, now - _BURST_S) + count / self._bytes_s
+            wait_s = self._free_at - now
+        if wait_s > 0:
+            time.sleep(wait_s)
+
+
+def _read(peer: socket.socket, line: Line) -> None:
     """Requests of one connection. MSG_TRUNC drops bytes of TCP in the kernel, by tcp(7)."""
     buffer, waiting = bytearray(_READ), b""
     with peer, suppress(ConnectionError):
@@ -175,7 +196,9 @@ def _read(peer: socket.socket) -> None:
             named = {name.lower(): value for name, value in named.items()}
             left = int(named["content-length"]) - len(body)
             while left > 0:
-                left -= peer.recv_into(buffer, min(left, _READ), socket.MSG_TRUNC)
+                got = peer.recv_into(buffer, min(left, _READ), socket.MSG_TRUNC)
+                line.take(got)
+                left -= got
             md5 = base64.b64decode(named.get("content-md5", "")).hex()
             answer = f'HTTP/1.1 200 OK\r\nETag: "{md5}"\r\nContent-Length: 0\r\n\r\n'
             peer.sendall(answer.encode())
