@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 from benchmarks.kept import write_result
 from benchmarks.machine import BenchMachine
-from torpor.control.measure.content import weights
 from torpor.control.measure.host import host_facts
 from torpor.control.store.embedded import EmbeddedStore
+from torpor.shared.codecs.content import weights
 from torpor.shared.values import GIB, MIB
 
 

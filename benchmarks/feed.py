@@ -32,10 +32,10 @@ import msgspec
 
 from benchmarks.kept import summed_up, write_result
 from benchmarks.machine import BenchMachine
-from torpor.control.measure.content import weights
 from torpor.control.measure.host import host_facts
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.s3 import S3Store
+from torpor.shared.codecs.content import weights
 from torpor.shared.values import GIB, MIB, Grant, ObjectKey
 
 _BLOCK: Final = 32 * MIB

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,14 +13,15 @@ from blocks.reference import load
 from tasks.retries import ONCE
 from tasks.step import step
 from tasks.workspace import OpenWorkspace
-from torpor.control.measure import codecs, scratch, storage
+from torpor.control.measure import scratch, storage
 from torpor.control.measure.figures import Figure
 from torpor.control.measure.rounds import Rounds
 from torpor.control.remote.agent import Session
-from torpor.control.remote.measurement import line_of
+from torpor.control.remote.measurement import encodings_of, line_of
 from torpor.control.store.s3 import S3Store
 from torpor.control.store_prices import StorePrice
-from torpor.shared.values import MIB, WorkspaceName
+from torpor.shared.values import MIB, GpuUse, WorkspaceName
+from torpor.shared.wire.machine import Encodings
 
 EVERY: Final = "*"
 CODEC_BYTES: Final = 16 * MIB
@@ -64,10 +64,10 @@ def measure_store(
     )
 
 
-@step("measure codecs", retries=ONCE)
-def measure_codecs(rounds: int) -> list[Figure]:
-    """Every encoding of the format on the built-in content, on one core of this host."""
-    return codecs.measure_codecs(CODEC_BYTES, rounds, secrets.randbits(31))
+@step("measure encodings", retries=ONCE)
+def measure_encodings(session: Session, rounds: int, gpu: GpuUse) -> Encodings:
+    """Every encoding of the format on the built-in content, on the machine."""
+    return encodings_of(session, CODEC_BYTES, rounds, gpu)
 
 
 @step("clear")

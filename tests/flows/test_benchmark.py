@@ -86,6 +86,10 @@ def test_stores_and_encodings_are_measured_and_a_store_that_fails_is_noted(
     assert report.notes == ["store far was not measured: it does not answer"]
     kept = json.loads((Path(report.folder) / "benchmark.json").read_text())
     assert {one["name"] for one in kept["figures"] if one["what"] == "line"} == {"near"}
+    assert kept["host"]["GPU"].startswith("not measured: this machine has no NVIDIA GPU")
+    by_content = {row.pop("content"): row for row in kept["fastest_by_line"]}
+    assert by_content["BF16 weights"]["0.2 Gbit/s"].startswith("planes, ")
+    assert all(best.startswith("raw, ") for best in by_content["random bytes"].values())
     assert world.machines() == []
     scratch = scratch_name(world.opened.spec.name)
     assert not [*world.direct.list(f"workspaces/{scratch}/")]

@@ -5,12 +5,14 @@ from pathlib import Path
 import pandas
 
 from torpor.control.measure import advice, page
-from torpor.control.measure.codecs import coders
+from torpor.control.measure.encodings import fastest_by_line
 from torpor.control.measure.figures import Figure
 from torpor.control.measure.results import write_results
 from torpor.control.measure.rounds import Rounds
 from torpor.control.store_prices import LIST_PRICES, price_of
 from torpor.shared.codecs.layout import Element
+from torpor.shared.codecs.rates import Coded, coders
+from torpor.shared.wire.machine import Encodings
 
 
 def _line(name: str, down: tuple[float, ...]) -> list[Figure]:
@@ -50,6 +52,29 @@ def test_the_advice_stands_on_measurements_and_their_spread() -> None:
     assert said["encoding of weights"].choice == "zstd"
 
 
+def test_more_cores_keep_up_with_smaller_encodings() -> None:
+    advised = advice.advise(FIGURES, {"near": None, "far": None}, cores=6)
+    assert {item.about: item.choice for item in advised}["encoding of weights"] == "slow"
+
+
+def test_the_fastest_encoding_follows_the_line_the_cores_and_the_gpu() -> None:
+    """Of weights, as two cores were measured: MD5 at 1.35 s/GB, planes at 0.7 and 0.6 s/GB."""
+    planes = Coded("weights", "planes", 1000, 663, (0.7e-6,), (0.6e-6,))
+    raw = Coded("weights", "raw", 1000, 1000, (0.0,), (0.0,))
+    on_gpu = Coded("weights", "rans", 1000, 662, (0.1e-6,), (0.1e-6,), by="GPU")
+
+    def best(*coded: Coded, cores: int) -> list[str]:
+        (row,) = fastest_by_line(Encodings([raw, *coded], cores, 1.35e-9, ""))
+        return [words.partition(",")[0] for words in [*row.values()][1:]]
+
+    assert best(planes, cores=2) == ["planes"] * 3 + ["raw"] * 2
+    assert best(planes, cores=16) == ["planes"] * 5
+    assert best(planes, on_gpu, cores=2) == ["rans on the GPU"] * 5
+    (row,) = fastest_by_line(Encodings([raw, planes], 2, 1.35e-9, ""))
+    assert row["0.2 Gbit/s"] == f"planes, {0.663e9 * 8 / 200e6:.2f} s"  # the line's time
+    assert row["25 Gbit/s"] == "raw, 0.68 s"  # half of what a core takes to hash 1 GB
+
+
 def test_of_stores_within_each_other_s_spread_the_cheaper_one_is_advised() -> None:
     figures = [*_line("dear", (100.0, 120.0)), *_line("cheap", (95.0, 105.0))]
     prices = {"dear": LIST_PRICES["aws-s3"], "cheap": LIST_PRICES["backblaze-b2"]}
@@ -76,7 +101,7 @@ def test_the_table_is_written_and_read_again(tmp_path: Path) -> None:
 def test_the_page_shows_advice_dated_prices_and_notes() -> None:
     prices = {"near": LIST_PRICES["wasabi"], "far": None}
     said = advice.advise(FIGURES, prices)
-    text = page.page(FIGURES, said, prices, {"cpu": "x"}, ["store other was not measured"])
+    text = page.page(FIGURES, said, prices, [], {"cpu": "x"}, ["store other was not measured"])
     assert "* **store: near.** Raw random bytes come back at 510 MB/s" in text
     assert LIST_PRICES["wasabi"].as_of in text
     assert "* store other was not measured" in text

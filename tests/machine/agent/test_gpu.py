@@ -17,6 +17,8 @@ from tests.fixtures.snapshots import manifest_of
 from tests.fixtures.trees import let_settle
 from torpor.machine.agent import gpu as gpu_module
 from torpor.machine.agent import runs
+from torpor.machine.agent.call import Call
+from torpor.machine.agent.encodings import measure_encodings
 from torpor.machine.agent.gpu import MachineGpu
 from torpor.machine.agent.log import LOG_FILE
 from torpor.machine.agent.workers import WORKERS
@@ -27,6 +29,7 @@ from torpor.shared.codecs.planes import PLANES, RANS
 from torpor.shared.codecs.trial import GpuTrial
 from torpor.shared.format.manifest import FILE
 from torpor.shared.values import MIB, Compression, GpuUse, SnapshotId
+from torpor.shared.wire.machine import Encodings, MeasureEncodings
 
 FILES = 4
 """Files of one chunk each: the first is measured, the others are coded by what was decided."""
@@ -136,6 +139,30 @@ def test_only_one_run_has_the_gpu(tmp_path: Path, make_python: MakePython) -> No
         machine.open(lambda: False)
     first.close()
     machine.open(lambda: False).close()
+
+
+# -- the benchmark
+
+
+def test_a_benchmark_measures_the_cores_and_the_gpu_of_its_machine(
+    tmp_path: Path, make_python: MakePython
+) -> None:
+    def measured(use: GpuUse) -> Encodings:
+        request = MeasureEncodings(content_bytes=MIB, rounds=1, seed=1, gpu=use)
+        return measure_encodings(request, Call("r", tmp_path, lambda event: None))
+
+    found = measured(GpuUse(python=make_python()))
+    assert found.gpu.startswith("CPU stand-in") and found.digest_s > 0
+    rows = {(coded.data, coded.codec): coded for coded in found.coded}
+    on_gpu, planes = rows["BF16 weights", "rans"], rows["BF16 weights", "planes"]
+    assert (on_gpu.by, planes.by) == ("GPU", "core")
+    assert on_gpu.stored_bytes == pytest.approx(planes.stored_bytes, rel=0.01)
+    assert min(on_gpu.encode_s + on_gpu.decode_s) > 0
+    for broken in (make_python(at=0, do="lie"), "/none/python"):
+        without = measured(GpuUse(python=broken))
+        assert without.gpu.startswith("not measured: ")
+        assert {coded.by for coded in without.coded} == {"core"}
+        assert len(without.coded) == len(found.coded) - 1
 
 
 # -- whole snapshots and restores

@@ -8,6 +8,7 @@ import msgspec
 
 from torpor.control.measure.figures import Figure, find
 from torpor.control.store_prices import StorePrice
+from torpor.shared.codecs.planes import RANS
 
 
 class Advice(msgspec.Struct, frozen=True):
@@ -18,9 +19,11 @@ class Advice(msgspec.Struct, frozen=True):
     because: str
 
 
-def advise(figures: Sequence[Figure], prices: Mapping[str, StorePrice | None]) -> list[Advice]:
-    """The advice that the measurements allow."""
-    said = [_store(figures, prices), *_codecs(figures)]
+def advise(
+    figures: Sequence[Figure], prices: Mapping[str, StorePrice | None], cores: int = 1
+) -> list[Advice]:
+    """The advice that the measurements allow. ``cores``: how many encode at once."""
+    said = [_store(figures, prices), *_codecs(figures, cores)]
     return [advice for advice in said if advice is not None]
 
 
@@ -61,30 +64,33 @@ def _store(figures: Sequence[Figure], prices: Mapping[str, StorePrice | None]) -
     return Advice("store", chosen.name, because)
 
 
-def _codecs(figures: Sequence[Figure]) -> list[Advice]:
-    """For each kind of data the fewest bytes among encodings that keep up with the line on one
-    core; the fastest where none does."""
+def _codecs(figures: Sequence[Figure], cores: int) -> list[Advice]:
+    """For each kind of data the fewest bytes among encodings that keep up with the line on all
+    cores; the fastest where none does."""
+    on = "one core" if cores == 1 else f"{cores} cores"
     line = max(find(figures, "line", direction="up"), key=lambda f: f.median, default=None)
     said = []
     for data in dict.fromkeys(f.data for f in figures if f.what == "codec"):
-        shares = {f.name: f for f in find(figures, "codec", phase="stored", data=data)}
-        rates = {f.name: f for f in find(figures, "codec", direction="up", data=data)}
+        shares, rates = (
+            {f.name: f for f in find(figures, "codec", data=data, **which) if f.name != RANS.name}
+            for which in ({"phase": "stored"}, {"direction": "up"})
+        )
         gains = [name for name in rates if shares[name].median < _RAW_ABOVE]
         if not gains:
             said.append(Advice(f"encoding of {data}", "raw", "no encoding saves 3 % of it"))
             continue
         keeping_up = [
-            name for name in gains if line is not None and rates[name].median >= line.median
+            name for name in gains if line is not None and cores * rates[name].median >= line.median
         ]
         if keeping_up or line is None:
             choice = min(keeping_up or gains, key=lambda name: shares[name].median)
-            why = "the fewest bytes of those that one core encodes as fast as the line takes them"
+            why = f"the fewest bytes of those that {on} can encode as fast as the line takes them"
         else:
             choice = max(gains, key=lambda name: rates[name].median)
-            why = "no encoding keeps up with the line on one core, and this one is the fastest"
+            why = f"no encoding keeps up with the line on {on}, and this one is the fastest"
         because = (
-            f"stores {100 * shares[choice].median:.1f} % and encodes {shown(rates[choice])} of CPU "
-            f"time: {why}"
+            f"stores {100 * shares[choice].median:.1f} %, and one core encodes "
+            f"{shown(rates[choice])}: {why}"
         )
         said.append(Advice(f"encoding of {data}", choice, because))
     return said

@@ -25,7 +25,7 @@ class Figure(msgspec.Struct, frozen=True):
     ``line``: raw random bytes to one store, the most that this host and store were seen to move.
     ``codec``: one encoding on one kind of data. ``deploy``: starts of the stack ``name`` by the
     strategy ``data``, until the first completion. Rates are decimal MB of stored bytes a second of
-    wall time; of codecs, plain bytes a second of CPU time on one core.
+    wall time; of codecs, plain bytes a second of CPU time on one core, or of wall time on a GPU.
     """
 
     what: What

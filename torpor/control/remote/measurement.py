@@ -1,4 +1,4 @@
-"""The line between a machine and a store, as the machine's agent measures it."""
+"""Lines and encodings, as a machine's agent measures them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from torpor.control.remote.agent import Agent
 from torpor.shared.transfer.throughput import Moved
-from torpor.shared.values import Grant
-from torpor.shared.wire.machine import MeasureThroughput
+from torpor.shared.values import GpuUse, Grant
+from torpor.shared.wire.machine import Encodings, MeasureEncodings, MeasureThroughput
 
 
 def line_of(
@@ -25,6 +25,12 @@ def line_of(
         return Moved(rate.up_s, rate.down_s)
 
     return move
+
+
+def encodings_of(agent: Agent, content_bytes: int, rounds: int, gpu: GpuUse) -> Encodings:
+    """Every encoding of the format on the built-in content, on the machine's cores and its GPU."""
+    asked = MeasureEncodings(content_bytes, rounds, secrets.randbits(31), gpu)
+    return agent.call(asked, request_id=_request_id("encodings"))
 
 
 def _request_id(what: str) -> str:

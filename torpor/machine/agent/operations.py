@@ -11,6 +11,7 @@ from torpor.machine.agent.activity import read_activity
 from torpor.machine.agent.autosave import autosave, end_autosave, look_at_autosave
 from torpor.machine.agent.brought import make_paths, note_made_again
 from torpor.machine.agent.call import Call, Operations
+from torpor.machine.agent.encodings import measure_encodings
 from torpor.machine.agent.examine import examine
 from torpor.machine.agent.file_use import note_ready
 from torpor.machine.agent.jobs import (
@@ -35,6 +36,7 @@ from torpor.shared.wire.job import LookAtJob, StartJob, StopJob, TryFreezing
 from torpor.shared.wire.losses import LookAtHomes, LookForLosses
 from torpor.shared.wire.machine import (
     ExaminePacks,
+    MeasureEncodings,
     MeasureThroughput,
     Throughput,
 )
@@ -89,6 +91,7 @@ def operations(
     ``autosaves`` and ``canary``: the argv that start such a process."""
     table = Operations()
     table.add(MeasureThroughput, _measure_line)
+    table.add(MeasureEncodings, measure_encodings)
     table.add(ExaminePacks, lambda request, call: examine(request, call, runs))
     table.add(PreviewSnapshot, preview)
     table.add(ReadActivity, lambda request, call: read_activity(request, call, runs))

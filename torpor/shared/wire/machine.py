@@ -6,7 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from torpor.shared.values import Grant, ObjectKey
+from torpor.shared.codecs.rates import Coded
+from torpor.shared.values import GpuUse, Grant, ObjectKey
 from torpor.shared.wire.request import Count, Nothing, Request
 
 Fault = Literal["", "missing", "cut short", "damaged"]
@@ -71,6 +72,27 @@ class MeasureThroughput(Request[Throughput], frozen=True):
     object_bytes: int
     connections: int
     authority: str
+
+
+class Encodings(msgspec.Struct, frozen=True):
+    """``cores``: how many of them encode at once. ``digest_s``: seconds of a core for the MD5 of a
+    stored byte. ``gpu``: the GPU's name, or why it was not measured."""
+
+    coded: list[Coded]
+    cores: int
+    digest_s: float
+    gpu: str
+
+
+class MeasureEncodings(Request[Encodings], frozen=True):
+    """Encode and decode ``content_bytes`` of each built-in kind of content ``rounds`` times, on one
+    core and on the GPU."""
+
+    op = "encodings"
+    content_bytes: int
+    rounds: int
+    seed: int
+    gpu: GpuUse
 
 
 class Bye(Request[Nothing], frozen=True):

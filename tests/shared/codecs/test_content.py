@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from torpor.control.measure import content
+from torpor.shared.codecs import content
 from torpor.shared.codecs.layout import Element, Run
 from torpor.shared.codecs.planes import PLANES
 from torpor.shared.values import MIB

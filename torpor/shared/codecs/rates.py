@@ -1,25 +1,30 @@
-"""Ratio and speed of encodings on this host, on one core each, in seconds of CPU time."""
+"""Ratio and speed of encodings: on one core, in seconds of CPU time, and on a GPU."""
 
 from __future__ import annotations
 
+import hashlib
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from msgspec.structs import replace
+import msgspec
 
-from torpor.control.measure.content import json_lines, sources, weights
-from torpor.control.measure.figures import MB, Figure
+from torpor.shared.codecs import gpu as on_gpu
 from torpor.shared.codecs.codec import Buffer, Codec
+from torpor.shared.codecs.content import json_lines, sources, weights
 from torpor.shared.codecs.encodings import ENCODINGS
+from torpor.shared.codecs.gpu import Gpu, GpuError
 from torpor.shared.codecs.layout import Element, Run
-from torpor.shared.codecs.stock import RAW
+from torpor.shared.codecs.planes import RANS
 from torpor.shared.values import MIB
 
 CHUNK_BYTES: Final = 4 * MIB
 """Bytes of a chunk, as a file of a workspace is cut."""
+GPU_THREADS: Final = 8
+"""Chunks that are sent to a GPU at once, as many as an agent has workers."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +37,10 @@ class Coder:
     decode: Callable[[Buffer, int], Buffer]
 
 
-@dataclass(frozen=True)
-class Coded:
-    """One codec on one kind of data: seconds of CPU time of each round over all chunks.
+class Coded(msgspec.Struct, frozen=True):
+    """One codec on one kind of data: seconds of each round over all chunks. On a core, of its CPU
+    time. On a GPU, of wall time, copies included; ``encode_s`` includes the check by the cores,
+    without which a snapshot sends nothing.
 
     ``decode_s`` is empty where nothing was gained, so that nothing is decoded.
     """
@@ -45,10 +51,12 @@ class Coded:
     stored_bytes: int
     encode_s: tuple[float, ...]
     decode_s: tuple[float, ...]
+    by: str = "core"
 
 
 def samples(limit: int, seed: int) -> Iterator[tuple[str, bytes, Element]]:
-    """The built-in kinds of content, ``limit`` bytes of each, and what each is made of."""
+    """The built-in kinds of content, ``limit`` bytes of each, and what each is made of. No sources
+    where this Python has none of its library."""
     dice = random.Random(seed)  # noqa: S311 - content, not a secret
     yield "BF16 weights", weights(limit // 2, dice), Element.BF16
     held = bytearray()
@@ -56,7 +64,8 @@ def samples(limit: int, seed: int) -> Iterator[tuple[str, bytes, Element]]:
         held += content
         if len(held) >= limit:
             break
-    yield "sources", bytes(held[:limit]), Element.BYTES
+    if held:
+        yield "sources", bytes(held[:limit]), Element.BYTES
     lines = json_lines(1 + limit // 120, dice)
     yield "JSON lines", lines[:limit], Element.BYTES
     yield "random bytes", dice.randbytes(limit), Element.BYTES
@@ -72,8 +81,7 @@ def coder_of(codec: Codec, element: Element) -> Coder:
 
 
 def coders(element: Element) -> Iterator[Coder]:
-    """The encodings that a CPU writes, which are the only ones that can be advised. A snapshot may
-    also hold encodings that only a GPU writes; these figures say nothing about them."""
+    """The encodings that a CPU writes."""
     for encoding in ENCODINGS.values():
         gains = element is not Element.BYTES or not encoding.needs_layout
         if encoding.written_by == "CPU" and gains:
@@ -85,17 +93,17 @@ def run_coder(
 ) -> Coded:
     """Encode and decode all chunks ``rounds`` times after one that warms up; checks that they come
     back. Where a codec gains nothing, the chunk counts as stored raw."""
-    chunks = [memoryview(plain)[at : at + chunk_bytes] for at in range(0, len(plain), chunk_bytes)]
+    chunks = _chunks(plain, chunk_bytes)
     encode_s: list[float] = []
     decode_s: list[float] = []
     stored_bytes = decoded = 0
     for number in range(rounds + 1):
-        started = time.process_time()
+        started = time.thread_time()
         stored = [coder.encode(chunk) for chunk in chunks]
-        between = time.process_time()
+        between = time.thread_time()
         pairs = [(s, c) for s, c in zip(stored, chunks, strict=True) if s is not None]
         back = [coder.decode(encoded, len(chunk)) for encoded, chunk in pairs]
-        ended = time.process_time()
+        ended = time.thread_time()
         decoded = len(back)
         if number:
             encode_s.append(between - started)
@@ -113,28 +121,45 @@ def run_coder(
     )  # fmt: skip
 
 
-def measure_codecs(limit: int, rounds: int, seed: int) -> list[Figure]:
-    """Stored bytes, and rates of encoding ("up") and decoding ("down"), for each kind of data."""
-    figures: list[Figure] = []
-    for data, plain, element in samples(limit, seed):
-        for coder in coders(element):
-            figures += figures_of(run_coder(data, plain, coder, rounds))
-    return figures
+def run_gpu(data: str, plain: bytes, element: Element, gpu: Gpu, rounds: int) -> Coded:
+    """As ``run_coder``, on a GPU and by the clock, several chunks at once. GpuError where the GPU
+    fails, or gains nothing, or a chunk does not come back."""
+    chunks = _chunks(plain, CHUNK_BYTES)
+
+    def encode(chunk: memoryview) -> bytes:
+        stored = on_gpu.encode_chunk(gpu, chunk, [Run(len(chunk), element)])
+        if stored is None:
+            raise GpuError(f"it gains nothing on {data}")
+        if RANS.decode(stored, len(chunk)) != chunk:
+            raise GpuError(f"what it encoded of {data} did not come back")
+        return stored
+
+    def decode(stored: bytes, chunk: memoryview) -> None:
+        if on_gpu.decode_chunk(gpu, stored, len(chunk)) != chunk:
+            raise GpuError(f"what it decoded of {data} was wrong")
+
+    encode_s: list[float] = []
+    decode_s: list[float] = []
+    with ThreadPoolExecutor(GPU_THREADS) as threads:
+        for _ in range(rounds + 1):
+            started = time.perf_counter()
+            stored = list(threads.map(encode, chunks))
+            between = time.perf_counter()
+            list(threads.map(decode, stored, chunks))
+            encode_s.append(between - started)
+            decode_s.append(time.perf_counter() - between)
+    return Coded(
+        data, RANS.name, len(plain), sum(map(len, stored)),
+        tuple(encode_s[1:]), tuple(decode_s[1:]), by="GPU",
+    )  # fmt: skip
 
 
-def figures_of(coded: Coded) -> Iterator[Figure]:
-    """One measurement as figures: the share that is stored, and both rates."""
-    share = coded.stored_bytes / coded.plain_bytes
-    whole = Figure("codec", coded.codec, "ratio", (share,), phase="stored", data=coded.data,
-                   measured_from="this host, one core")  # fmt: skip
-    yield whole
-    if coded.codec == RAW.name:
-        return  # the encoding copies nothing, so its rate would mean nothing
-    up, down = _rates(coded, coded.encode_s), _rates(coded, coded.decode_s)
-    yield replace(whole, phase="", unit="MB/s", values=up, direction="up")
-    if down:
-        yield replace(whole, phase="", unit="MB/s", values=down, direction="down")
+def digest_s(plain: bytes) -> float:
+    """CPU seconds of one core for the MD5 of a pack, for each of its bytes."""
+    started = time.thread_time()
+    hashlib.md5(plain, usedforsecurity=False)
+    return (time.thread_time() - started) / len(plain)
 
 
-def _rates(coded: Coded, seconds: Sequence[float]) -> tuple[float, ...]:
-    return tuple(coded.plain_bytes / max(s, 1e-9) / MB for s in seconds)
+def _chunks(plain: bytes, chunk_bytes: int) -> Sequence[memoryview]:
+    return [memoryview(plain)[at : at + chunk_bytes] for at in range(0, len(plain), chunk_bytes)]
