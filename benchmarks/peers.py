@@ -7,7 +7,8 @@ Prints a table and keeps JSON under benchmarks/results. restic is Debian sid's w
 and the installed one elsewhere; its restore has a new cache, as on a new machine. Each step of each
 tool runs alone; the S3 server (SeaweedFS) shares the machine with them, as it would on a small
 host. ``--line-mib-s`` puts a line of that rate, each way, between all tools and the server: what a
-rented machine has.
+rented machine has. What torpor stores depends on line and cores, so that a last line says what it
+stores at zstd 3, whatever they are.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from benchmarks.content import make_below
 from benchmarks.current_restic import use_current_restic
 from benchmarks.kept import summed_up, write_result
+from benchmarks.lines import stored_by
 from benchmarks.machine import BenchMachine
 from benchmarks.other_tools import PEERS, Tool
 from benchmarks.shaping import Shaper
@@ -36,8 +38,10 @@ from benchmarks.workspace import change_workspace, tree_bytes
 from torpor.control.measure.host import host_facts
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.s3 import S3Store
+from torpor.shared.codecs.effort import BALANCED
 from torpor.shared.values import GIB, MIB
 
+FIXED: Final = BALANCED[1]
 PEER_BUCKETS = {"restic": "restic", "tar+lz4+s5cmd": "tarball"}
 RESTS_S = 0.5
 """torpor reads a file twice that was changed less than 0.1 s before its scan. Nobody hibernates so
@@ -79,12 +83,14 @@ def _round(folder: Path, gib: float, line_bytes_s: float) -> dict[str, Any]:
             workspace = machine.workspace
             make_below(workspace, int(gib * GIB), seed=1)
             figures["files"], figures["bytes"] = tree_bytes(workspace)
+            fixed = stored_by(FIXED, workspace, folder)
             ours = Tool("torpor", "", machine.snapshot, machine.snapshot, machine.restore)
             tools = {"torpor": (ours, "torpor")}
             for name, bucket in PEER_BUCKETS.items():
                 peer = PEERS[name](store.settings(bucket), "all", workspace, folder / "cache")
                 tools[name] = (peer, bucket)
             _steps(tools, workspace, folder, store, figures)
+            figures["torpor"]["stored_fixed"] = fixed
     return figures
 
 
@@ -145,8 +151,9 @@ def _result(rounds: list[dict[str, Any]], gib: float) -> dict[str, Any]:
             }
             for step in STEPS
         }
-        for what in ("stored_full", "stored_incremental"):
-            tools[name][what] = summed_up([r[name][what] for r in rounds])
+        for what in ("stored_full", "stored_incremental", "stored_fixed"):
+            if what in rounds[0][name]:
+                tools[name][what] = summed_up([r[name][what] for r in rounds])
     return {
         "benchmark": "peers",
         "host": host_facts(),
@@ -177,10 +184,17 @@ def _print(result: dict[str, Any]) -> None:
         cells = "".join(
             f"{ours[s]['wall_s']['median'] / theirs[s]['wall_s']['median']:>18.2f}" for s in STEPS
         )
-        stored = ours["stored_full"]["median"] / theirs["stored_full"]["median"]
+        stored = ours["stored_full"]["median"] / _stored_full(result, name)
         print(f"{'ours / ' + name:16}"[:22] + cells[22 - 16 :] + f"{stored:>16.2f}")
     gib = result["bytes"] / GIB
     print(f"ours: {ours['full']['cpu_s']['median'] / gib:.2f} CPU seconds per GiB")
+    fixed = ours["stored_fixed"]["median"]
+    share = fixed / _stored_full(result, "restic")
+    print(f"ours at {FIXED.name}: {fixed:,.0f} bytes stored, {share:.3f} of restic's")
+
+
+def _stored_full(result: dict[str, Any], name: str) -> float:
+    return float(result["tools"][name]["stored_full"]["median"])
 
 
 if __name__ == "__main__":
