@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sysconfig
 import time
 from collections.abc import Sequence
@@ -12,10 +13,13 @@ import pytest
 
 from tests.fixtures.timed_line import MBIT, Line, Outcome, mixed, stored_over
 from torpor.shared.codecs.choose import Encoder
+from torpor.shared.codecs.content import weights
 from torpor.shared.codecs.effort import BALANCED, FASTEST, SMALLEST, Effort, Pace, Step, steps_for
+from torpor.shared.codecs.layout import Element, Run
 from torpor.shared.codecs.stock import RAW, ZSTD
 from torpor.shared.errors import StoreUnavailable
-from torpor.shared.values import GIB, Compression
+from torpor.shared.format.sizes import CHUNK_BYTES
+from torpor.shared.values import GIB, MIB, Compression
 
 TEXT = b"".join(
     path.read_bytes() for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
@@ -100,6 +104,9 @@ def test_the_settings_choose_the_steps() -> None:
 def test_the_step_reaches_the_encoder() -> None:
     by_step = {step.name: Encoder(Effort((step,))).encode(TEXT) for step in (*FASTEST, *SMALLEST)}
     assert by_step.pop("raw") == (RAW.code, TEXT)
+    numbers = weights(MIB, random.Random(1))
+    as_numbers = [Run(len(numbers), Element.BF16)]
+    assert Encoder(Effort(FASTEST[:1])).encode(numbers, as_numbers) == (RAW.code, numbers)
     assert by_step["zstd 3"][0] == by_step["zstd 12"][0] == ZSTD.code
     sizes = [len(stored) for _, stored in by_step.values()]
     assert sizes == sorted(sizes, reverse=True)
@@ -128,6 +135,15 @@ def test_no_fixed_encoding_is_much_faster_than_the_choice(line: str, cores: int)
     for steps, most in ((BALANCED, 1.06), (FASTEST, 1.10)):
         best = min(fixed[step.name] for step in steps)
         assert over(line, cores, steps).took_s < most * best
+
+
+def test_a_level_that_would_make_the_cores_the_limit_is_not_tried() -> None:
+    """Text, by eight workers with a core each, over a line that zstd 3 just leaves full."""
+    text = ["text"] * (16 * GIB // CHUNK_BYTES)
+    line = LINES["1 Gbit/s"]
+    chosen = stored_over(line, 16, Effort(), text)
+    assert chosen.took_s < 1.05 * stored_over(line, 16, Effort(FIXED["zstd 1"]), text).took_s
+    assert chosen.share("zstd 6", "zstd 9") == 0
 
 
 @pytest.mark.parametrize("line", LINES)

@@ -49,7 +49,6 @@ _LOOKS: Final = 3  # packs of a step seen before it changes
 _MOST_LOOKS: Final = 24
 # shares of the time of parts that is spent on sending
 _LINK_LIMITS: Final = 0.5  # from here on the link is the limit
-_LINK_ALONE: Final = 0.75  # from here on the link is the limit, whatever the cores do
 _LINK_RESTS: Final = 0.3  # below this the link is not the limit
 _CORES_FREE: Final = 0.75  # CPU seconds per second of encoding: from here on cores are free
 _CORES_SHORT: Final = 0.6  # CPU seconds per second of encoding: below this encoders wait for a core
@@ -150,15 +149,12 @@ class Effort:
                 self._recent.clear()
 
     def _turn(self, seen: _Times) -> int:
+        """1: a step up. -1: a step down."""
         left = seen.waiting - seen.by_step * (self.step.next_takes - 1)
-        at_floor = self._at <= self._floor
-        if left > _LINK_LIMITS and (self._at < self._floor or seen.cores > _CORES_FREE):
+        if left > _LINK_LIMITS and (seen.cores > _CORES_FREE or self._at < self._floor):
             return 1
-        if left > _LINK_ALONE:
-            return 1
-        if seen.waiting < _LINK_RESTS:
-            return -1
-        return -1 if seen.cores < _CORES_SHORT and not at_floor else 0
+        short_of_cores = seen.cores < _CORES_SHORT and self._at > self._floor
+        return -1 if seen.waiting < _LINK_RESTS or short_of_cores else 0
 
     def _go(self, turn: int) -> None:
         at = min(max(self._at + turn, 0), len(self._steps) - 1)
