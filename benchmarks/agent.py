@@ -20,7 +20,7 @@ from benchmarks.kept import write_result
 from benchmarks.machine import BenchMachine
 from torpor.control.measure.host import host_facts
 from torpor.control.store.embedded import EmbeddedStore
-from torpor.shared.codecs.content import weights
+from torpor.machine.agent.content import weights
 from torpor.shared.values import GIB, MIB
 
 

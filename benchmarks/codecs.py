@@ -37,9 +37,9 @@ import zstandard
 from benchmarks.codecs_plot import draw
 from gpu_kernels import native, twin
 from torpor.machine.agent.memory import keep_freed_chunks
+from torpor.machine.agent.rates import Coder, coder_of, run_coder
 from torpor.shared.codecs.encodings import ENCODINGS
 from torpor.shared.codecs.layout import Element
-from torpor.shared.codecs.rates import Coder, coder_of, run_coder
 from torpor.shared.format.sizes import CHUNK_BYTES
 from torpor.shared.values import MIB
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from torpor.shared.codecs.content import json_lines, sources, weights
+from torpor.machine.agent.content import json_lines, sources, weights
 from torpor.shared.values import MIB
 
 _WEIGHTS_SHARE: Final = 0.6

@@ -35,7 +35,7 @@ from benchmarks.machine import BenchMachine
 from torpor.control.measure.host import host_facts
 from torpor.control.store.embedded import EmbeddedStore
 from torpor.control.store.s3 import S3Store
-from torpor.shared.codecs.content import weights
+from torpor.machine.agent.content import weights
 from torpor.shared.values import GIB, MIB, Grant, ObjectKey
 
 _BLOCK: Final = 32 * MIB

@@ -6,7 +6,7 @@ import os
 import random
 from pathlib import Path
 
-from torpor.shared.codecs.content import weights
+from torpor.machine.agent.content import weights
 from torpor.shared.values import MIB
 
 _CHANGE = 4 * MIB

@@ -10,8 +10,7 @@ from torpor.control.measure.figures import Figure
 from torpor.control.measure.results import write_results
 from torpor.control.measure.rounds import Rounds
 from torpor.control.store_prices import LIST_PRICES, price_of
-from torpor.shared.codecs.layout import Element
-from torpor.shared.codecs.rates import Coded, coders
+from torpor.shared.values import Coded
 from torpor.shared.wire.machine import Encodings
 
 
@@ -125,9 +124,3 @@ def test_rounds_end_with_the_time_but_the_first_one_runs() -> None:
     assert (ran, rounds.done) == ([0, 1], 2)  # a third would end at 12
     late = Rounds(5, until=-1.0, clock=lambda: now[0])
     assert (list(late), late.done) == ([0], 1)
-
-
-def test_only_what_a_cpu_writes_is_measured_and_so_advised() -> None:
-    """A snapshot may hold `rans` too, but only a GPU writes it."""
-    assert {coder.name for coder in coders(Element.BF16)} == {"raw", "lz4", "zstd", "planes"}
-    assert {coder.name for coder in coders(Element.BYTES)} == {"raw", "lz4", "zstd"}

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from torpor.machine.agent.content import sources
 from torpor.machine.pipeline.buffers import PackBuffers
 from torpor.machine.pipeline.chunks import ChunkTable
 from torpor.machine.pipeline.contents import Contents
@@ -20,7 +21,6 @@ from torpor.machine.tree.names import Names
 from torpor.machine.tree.plan import cut
 from torpor.machine.tree.walk import walk
 from torpor.shared.codecs.choose import Encoder
-from torpor.shared.codecs.content import sources
 from torpor.shared.codecs.effort import BALANCED, FASTEST, Effort, Step
 from torpor.shared.codecs.encodings import ENCODINGS
 from torpor.shared.format.keys import Seal

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.timed_line import MBIT, Line, Outcome, mixed, stored_over
+from torpor.machine.agent.content import weights
 from torpor.shared.codecs.choose import Encoder
-from torpor.shared.codecs.content import weights
 from torpor.shared.codecs.effort import BALANCED, FASTEST, SMALLEST, Effort, Pace, Step, steps_for
 from torpor.shared.codecs.layout import Element, Run
 from torpor.shared.codecs.stock import RAW, ZSTD

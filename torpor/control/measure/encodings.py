@@ -8,8 +8,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from torpor.control.measure.figures import MB, Figure
-from torpor.shared.codecs.rates import Coded
 from torpor.shared.codecs.stock import RAW
+from torpor.shared.values import Coded
 from torpor.shared.wire.machine import Encodings
 
 ONE_CORE: Final = "the machine, one core"

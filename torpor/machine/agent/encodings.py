@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torpor.machine.agent.call import Call
 from torpor.machine.agent.gpu import MachineGpu
+from torpor.machine.agent.rates import coders, digest_s, run_coder, run_gpu, samples
 from torpor.machine.agent.runs import coding_cores
 from torpor.shared.codecs.gpu import GpuError
 from torpor.shared.codecs.layout import Element
-from torpor.shared.codecs.rates import Coded, coders, digest_s, run_coder, run_gpu, samples
 from torpor.shared.errors import SnapshotDamaged
+from torpor.shared.values import Coded
 from torpor.shared.wire.machine import Encodings, MeasureEncodings
 
 

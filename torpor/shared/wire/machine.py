@@ -6,8 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from torpor.shared.codecs.rates import Coded
-from torpor.shared.values import GpuUse, Grant, ObjectKey
+from torpor.shared.values import Coded, GpuUse, Grant, ObjectKey
 from torpor.shared.wire.request import Count, Nothing, Request
 
 Fault = Literal["", "missing", "cut short", "damaged"]

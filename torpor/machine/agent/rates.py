@@ -10,16 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
+from torpor.machine.agent.content import json_lines, sources, weights
 from torpor.shared.codecs import gpu as on_gpu
 from torpor.shared.codecs.codec import Buffer, Codec
-from torpor.shared.codecs.content import json_lines, sources, weights
 from torpor.shared.codecs.encodings import ENCODINGS
 from torpor.shared.codecs.gpu import Gpu, GpuError
 from torpor.shared.codecs.layout import Element, Run
 from torpor.shared.codecs.planes import RANS
-from torpor.shared.values import MIB
+from torpor.shared.values import MIB, Coded
 
 CHUNK_BYTES: Final = 4 * MIB
 """Bytes of a chunk, as a file of a workspace is cut."""
@@ -35,23 +33,6 @@ class Coder:
     name: str
     encode: Callable[[memoryview], Buffer | None]
     decode: Callable[[Buffer, int], Buffer]
-
-
-class Coded(msgspec.Struct, frozen=True):
-    """One codec on one kind of data: seconds of each round over all chunks. On a core, of its CPU
-    time. On a GPU, of wall time, copies included; ``encode_s`` includes the check by the cores,
-    without which a snapshot sends nothing.
-
-    ``decode_s`` is empty where nothing was gained, so that nothing is decoded.
-    """
-
-    data: str
-    codec: str
-    plain_bytes: int
-    stored_bytes: int
-    encode_s: tuple[float, ...]
-    decode_s: tuple[float, ...]
-    by: str = "core"
 
 
 def samples(limit: int, seed: int) -> Iterator[tuple[str, bytes, Element]]:
