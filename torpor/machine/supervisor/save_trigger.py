@@ -93,8 +93,14 @@ class SaveTrigger:
         self._saves.stand_by(None)
         self._ends_s = 0.0
 
+    def _drop_expired_book(self) -> None:
+        """Otherwise a notice would pause programs for a save with grants that a store refuses."""
+        if self._ends_s and self.is_over:
+            self.drop_book()
+
     def save_for(self, cause: SaveCause) -> None:
         """Start a save for this cause. A scheduled save gives way to any other."""
+        self._drop_expired_book()
         is_urgent = isinstance(cause, Notice)
         with self._lock:
             self._open += 1
@@ -108,9 +114,7 @@ class SaveTrigger:
     def save_if_due(self) -> None:
         """Begin a scheduled save, unless another one runs, or the command stays frozen, because a
         later save would lack it."""
-        # otherwise a notice would use grants that a store refuses
-        if self._ends_s and self.is_over:
-            self.drop_book()
+        self._drop_expired_book()
         if self.saves_now or self.is_over or self.schedule.wait_s > 0 or self._is_frozen():
             return
         self.schedule.begin()
