@@ -69,7 +69,8 @@ def _against(
 
 def _stored_against_restic() -> float:
     tools = _result("peers")["tools"]
-    return float(tools["torpor"]["stored_full"]["median"] / tools[RESTIC]["stored_full"]["median"])
+    ours = tools["torpor"]["stored_fixed"]["median"]  # the adaptive choice follows the line
+    return float(ours / tools[RESTIC]["stored_full"]["median"])
 
 
 def _cpu_s_per_gib() -> float:
