@@ -29,7 +29,7 @@ def draw(results: list[dict[str, Any]]) -> bytes:
         canvas = Figure(figsize=(11, 3), layout="constrained")
         *panels, memory = canvas.subplots(1, len(STEPS) + 1)
         for axes, step in zip(panels, STEPS, strict=True):
-            _lay_out(axes, f"{_TITLES[step]}, s")
+            lay_out(axes, f"{_TITLES[step]}, s", "files")
             for tool, colour in _COLOURS.items():
                 walls = {
                     result["files"]: result["tools"][tool][step]["wall_s"]["median"]
@@ -37,7 +37,7 @@ def draw(results: list[dict[str, Any]]) -> bytes:
                     if tool in result["tools"]
                 }
                 axes.plot([*walls], [*walls.values()], "o-", color=colour, label=tool, ms=4)
-        _lay_out(memory, "memory at most, MiB")
+        lay_out(memory, "memory at most, MiB", "files")
         for peak, (whose, line) in _PEAKS.items():
             mib = {result["files"]: result[peak] for result in results}
             memory.plot(
@@ -57,9 +57,10 @@ def main() -> None:
     print(picture)
 
 
-def _lay_out(axes: Axes, title: str) -> None:
+def lay_out(axes: Axes, title: str, across: str) -> None:
+    """A panel with a title and what it shows across, both scales by powers of ten."""
     axes.set_title(title)
-    axes.set_xlabel("files")
+    axes.set_xlabel(across)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.grid(color="#e7e9ed")

@@ -14,6 +14,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.files_plot import lay_out
 from benchmarks.kept import RESULTS
 
 _COLOURS: Final = ("#2f6fb0", "#e08a1e", "#3d8f5f", "#a8506c")
@@ -34,7 +35,7 @@ def draw(history: dict[str, Any], workspaces: dict[str, Any]) -> bytes:
                 ((_requests, "requests to the store"), (_seconds, "seconds"))
             ):
                 axes = canvas.add_subplot(2, 2, 2 * down + across + 1)
-                _lay_out(axes, f"{title}, by {what}", what)
+                lay_out(axes, f"{title}, by {what}", what)
                 _lines(axes, rows, figure)
         written = io.BytesIO()
         canvas.savefig(written, format="svg", metadata={"Date": None})
@@ -64,15 +65,6 @@ def _lines(axes: Axes, rows: _Rows, figure: Callable[[dict[str, Any]], float]) -
         values = [figure(rows[str(count)][flow]) for count in counts]
         axes.plot(counts, values, "o-", color=colour, label=flow, ms=4)
     axes.legend(frameon=False)
-
-
-def _lay_out(axes: Axes, title: str, what: str) -> None:
-    axes.set_title(title)
-    axes.set_xlabel(what)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.grid(color="#e7e9ed")
-    axes.set_axisbelow(True)
 
 
 if __name__ == "__main__":

@@ -209,9 +209,9 @@ class _New:
                 f"{gone if key.opens else ''}.")  # fmt: skip
         _save_once(self.said.login(), self.name)
         _save_once(block, self.name)
+        say(f"made        object-store/{self.name} and its login")
         if key is not None:
             keep_object(self.name, block.key_objects(), key)
-        say(f"made        object-store/{self.name} and its login")
 
 
 def _store_fields(settings: Settings) -> dict[str, Any]:

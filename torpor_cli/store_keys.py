@@ -164,7 +164,6 @@ def rotate(name: str = "default", *, yes: Flag = False) -> None:
             then = others if found.key.opens else f"{_FOR_EVER}."
             confirm(f"{then} Give object-store/{name} a new key?", "the key was not rotated")
         done = rotated(found.objects, found.key, _saving(name, found.key), time.time())
-        keep_object(name, found.objects, done.key)
         if done.resumed:
             say("rotation    an earlier one was stopped, and was finished first")
         say(f"key         object-store/{name} opens {_place(found)} with the key {done.key.id[:8]}")
@@ -176,6 +175,7 @@ def rotate(name: str = "default", *, yes: Flag = False) -> None:
         else:
             say(f"            {_FOR_EVER}. The new key is in {key_file(name)}, too.")
         say("            A recovery sheet of before opens the store still.")
+        keep_object(name, found.objects, done.key)
 
 
 @store.command

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from tests.fixtures.memory_store import MemoryStore
 from torpor.control.store.shared_listings import SharedListings
+from torpor.shared.errors import StoreError, StoreUnavailable
 from torpor.shared.values import ObjectKey, StoredObject
 
 SNAPSHOT = ObjectKey("workspaces/demo/snapshots/a")
@@ -54,23 +57,39 @@ def test_one_listing_shows_the_nodes_of_each_workspace() -> None:
     assert store.asked == ["workspaces/nodes--"]
 
 
-def test_a_listing_that_failed_is_asked_for_again() -> None:
-    once = SharedListings()
+def test_what_one_workspace_holds_hides_the_nodes_of_no_other() -> None:
+    class Flooded(Counted):
+        def list(self, prefix: str) -> Iterator[StoredObject]:
+            found = super().list(prefix)
+            if NODE.startswith(prefix):
+                raise StoreError("more than 1000000 objects")
+            return found
 
+    store, once = Flooded(), SharedListings()
+    for key in (NODE, OTHERS):
+        store.put(key, b"1")
+    seen = once.of(store)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="more than"):
+            _keys(seen.list("workspaces/nodes--demo/rentals/"))
+        assert _keys(seen.list("workspaces/nodes--other/rentals/")) == [OTHERS]
+    assert store.asked.count("workspaces/nodes--") == 1
+    assert store.asked.count("workspaces/nodes--other/rentals/") == 1
+
+
+def test_a_listing_that_failed_is_asked_for_again() -> None:
     class Away(Counted):
         def list(self, prefix: str) -> Iterator[StoredObject]:
-            self.asked.append(prefix)
+            found = super().list(prefix)
             if len(self.asked) == 1:
-                raise ConnectionError
-            return MemoryStore.list(self, prefix)
+                raise StoreUnavailable("away")
+            return found
 
-    store = Away()
+    store, once = Away(), SharedListings()
     store.put(SNAPSHOT, b"1")
-    try:
+    with pytest.raises(StoreUnavailable):
         _keys(once.of(store).list("workspaces/demo/"))
-    except ConnectionError:
-        assert _keys(once.of(store).list("workspaces/demo/")) == [SNAPSHOT]
-    assert len(store.asked) == 2
+    assert _keys(once.of(store).list("workspaces/demo/")) == [SNAPSHOT]
 
 
 def test_each_store_has_listings_of_its_own() -> None:

@@ -437,8 +437,8 @@ def test_each_grant_is_handed_out_once(saver: Saver) -> None:
         verify_snapshot(engine.store, find_snapshot(engine.store, WORKSPACE, snapshot), engine.seal)
     assert saves.save(SIGNAL) == Rescued(
         None,
-        "the machine cannot save by itself: the control side has given no grants for it, or "
-        "all of them are used",
+        "the machine cannot save by itself: the control side has given no grants for it, or they "
+        "have ended, or all of them are used",
     )
     saves.stand_by(saver.book())  # the next book
     assert saves.save(SIGNAL).saved is not None
@@ -474,6 +474,16 @@ def test_a_process_that_cannot_start_is_an_error(engine: Engine, was: Path) -> N
     saves = RescueSaves(["/none/such"])
     saves.stand_by(book_of(engine, was, None))
     assert "could not be started" in saves.save(SIGNAL).error
+
+
+def test_a_notice_begins_no_save_with_grants_that_have_ended(engine: Engine, was: Path) -> None:
+    """However soon it comes after their end; the next book is used all the same."""
+    saves = RescueSaves(["sh", "-c", "cat > /dev/null; echo nonsense"])
+    book = book_of(engine, was, None)
+    saves.stand_by(msgspec.structs.replace(book, lasts_s=0.0))
+    assert "no grants" in saves.save(SIGNAL).error
+    saves.stand_by(book)
+    assert "did not say what it did" in saves.save(SIGNAL).error
 
 
 @pytest.mark.usefixtures("needs_server")

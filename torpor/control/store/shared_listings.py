@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from torpor.control.store.object_store import ObjectStore
+from torpor.shared.errors import StoreError
 from torpor.shared.values import RESERVED, StoredObject
 
-_SHARED = tuple(f"workspaces/{name}" for name in RESERVED)
+_SHARED: Final = tuple(f"workspaces/{name}" for name in RESERVED)
 """Few workspaces have anything under a reserved name. So one listing stands for those of all."""
 
 
 class SharedListings:
-    """Stores as they are listed once, for readers that decide nothing by what is newer: whoever
-    writes by what it has read opens its store anew. Several threads may read."""
+    """Stores, each prefix of which is listed once, at the first look at it.
+
+    Objects are read as they are now, so that a listed one may have gone; a new one is
+    not seen. What acts on a look opens its store anew. Several threads may read.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,23 +34,40 @@ class SharedListings:
         return cast("ObjectStore", _Listed(store, self))
 
     def list(self, store: ObjectStore, prefix: str) -> list[StoredObject]:
-        """What the first listing of this prefix has shown."""
-        asked = next((one for one in _SHARED if prefix.startswith(one)), prefix)
+        """What the first listing of this prefix has shown. Where one of all workspaces fails, each
+        workspace is listed by itself: what one of them holds hinders no other."""
+        shared = next((one for one in _SHARED if prefix.startswith(one)), "")
+        found = self._listing(store, shared).shared(store, shared) if shared else None
+        if found is None:
+            return self._listing(store, prefix).read(store, prefix)
+        return [one for one in found if one.key.startswith(prefix)]
+
+    def _listing(self, store: ObjectStore, prefix: str) -> _Listing:
         with self._lock:
-            listing = self._of.setdefault((store.address, asked), _Listing())
-        return [one for one in listing.read(store, asked) if one.key.startswith(prefix)]
+            return self._of.setdefault((store.address, prefix), _Listing())
 
 
 class _Listing:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: list[StoredObject] | None = None
+        self._failed = False
 
     def read(self, store: ObjectStore, prefix: str) -> list[StoredObject]:
         with self._lock:  # others wait for the answer
             if self._found is None:
                 self._found = [*store.list(prefix)]
             return self._found
+
+    def shared(self, store: ObjectStore, prefix: str) -> list[StoredObject] | None:
+        """None where it fails, now and later."""
+        if self._failed:
+            return None
+        try:
+            return self.read(store, prefix)
+        except StoreError:
+            self._failed = True
+            return None
 
 
 class _Listed:

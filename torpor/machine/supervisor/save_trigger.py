@@ -50,7 +50,6 @@ class SaveTrigger:
         self._home = home
         self._saves = RescueSaves(save, is_urgent=lambda: self.is_urgent)
         self.schedule: Final = SaveSchedule(0.0, usable_cores())
-        self._ends_s = 0.0
         self._failed = False
         self._wake = wake
         # the machine shuts down and ends the command, which is not frozen any more
@@ -81,8 +80,6 @@ class SaveTrigger:
         if others:
             self.schedule.restart()
         self._saves.stand_by(book)
-        # by a monotonic clock, because this machine's time of day may be wrong
-        self._ends_s = time.monotonic() + book.lasts_s
         self.schedule.every(book.every_s, rests=not book.job)
         if self._failed:
             self.schedule.rest_no_longer()
@@ -91,16 +88,9 @@ class SaveTrigger:
     def drop_book(self) -> None:
         """Drop the book, so that no further save begins. A running save goes on with its grants."""
         self._saves.stand_by(None)
-        self._ends_s = 0.0
-
-    def _drop_expired_book(self) -> None:
-        """Otherwise a notice would pause programs for a save with grants that a store refuses."""
-        if self._ends_s and self.is_over:
-            self.drop_book()
 
     def save_for(self, cause: SaveCause) -> None:
         """Start a save for this cause. A scheduled save gives way to any other."""
-        self._drop_expired_book()
         is_urgent = isinstance(cause, Notice)
         with self._lock:
             self._open += 1
@@ -114,7 +104,8 @@ class SaveTrigger:
     def save_if_due(self) -> None:
         """Begin a scheduled save, unless another one runs, or the command stays frozen, because a
         later save would lack it."""
-        self._drop_expired_book()
+        if self.is_over:
+            self.drop_book()
         if self.saves_now or self.is_over or self.schedule.wait_s > 0 or self._is_frozen():
             return
         self.schedule.begin()
@@ -171,7 +162,7 @@ class SaveTrigger:
     @property
     def is_over(self) -> bool:
         """Whether the grants have expired, by this machine's own clock."""
-        return time.monotonic() >= self._ends_s
+        return self._saves.is_over
 
     def _command(self) -> Kept | None:
         """The command of the job that the grants are for; None where it is unknown."""

@@ -107,12 +107,20 @@ class RescueSaves:
         self._saving = threading.Lock()
         self._book: Book | None = None
         self._given_unix = 0.0
+        self._ends_s = 0.0
         self._made: list[str] = []
 
     def stand_by(self, book: Book | None) -> None:
         """Replace the book. A running save goes on with its grants."""
         with self._lock:
             self._book, self._given_unix, self._made = book, self._now(), []
+            # by a monotonic clock, because this machine's time of day may be wrong
+            self._ends_s = time.monotonic() + book.lasts_s if book else 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the book's grants have expired, or there is none."""
+        return time.monotonic() >= self._ends_s
 
     def has_made(self, known: Sequence[KnownSnapshot]) -> bool:
         """Whether the newest of the ``known`` snapshots is one that the present book knows, or a
@@ -158,7 +166,7 @@ class RescueSaves:
                 return Rescued(
                     None,
                     "the machine cannot save by itself: the control side has given no grants "
-                    "for it, or all of them are used",
+                    "for it, or they have ended, or all of them are used",
                 )
             done = self._run(asked)
             self._take_back(asked, done)
@@ -176,7 +184,8 @@ class RescueSaves:
         much."""
         with self._lock:
             book = self._book
-            if book is None or not book.saves:
+            # an expired book would pause programs for a save that every store refuses
+            if book is None or not book.saves or self.is_over:
                 return None
             scheduled = isinstance(cause, SaveDue)
             share = len(book.packs) if len(book.saves) == 1 else (len(book.packs) + 1) // 2
